@@ -1,4 +1,4 @@
-//! What belongs to one open device.
+//! The state of one open device.
 
 use std::any::{Any, TypeId};
 use std::collections::{HashMap, VecDeque};

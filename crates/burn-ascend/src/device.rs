@@ -24,7 +24,7 @@ pub enum DeviceError {
         "{device} is open in this process already; use its host's device, or drop that host first"
     )]
     InUse {
-        /// Which one.
+        /// The device.
         device: AscendDevice,
     },
     /// The NPU is there, and is not served.
@@ -32,7 +32,7 @@ pub enum DeviceError {
     Serve(#[from] ServeError),
 }
 
-/// What servers run of the operations of rope-burn and burn-attention.
+/// The operations of rope-burn and burn-attention that servers run.
 pub fn operations<B: BackendIr + NormRotaryOps + ServedOps>() -> CustomOpRegistry<B> {
     let mut operations = CustomOpRegistry::new();
     rope_burn::remote::register(&mut operations);

@@ -1,4 +1,4 @@
-//! What users see of failures and of memory, on the simulated device.
+//! Failures and memory as users see them, on the simulated device.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

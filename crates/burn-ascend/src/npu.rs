@@ -13,7 +13,7 @@ use rope_ascend::{AscendError, Result};
 
 use crate::context::Context;
 
-/// Which driver the device belongs to.
+/// The driver that the device belongs to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 enum Target {
     #[default]

@@ -2,7 +2,7 @@
 
 use burn_fused::OpError;
 
-/// What this crate returns.
+/// The result of this crate's functions.
 pub type Result<T, E = AttentionError> = std::result::Result<T, E>;
 
 /// A mask or tensors that do not fit together.
@@ -108,11 +108,11 @@ pub enum AttentionError {
          it starts with 0, never falls and ends with the number of tokens"
     )]
     CuSeqlens {
-        /// Which of them is wrong; one past the last if it is missing.
+        /// Index of the wrong one; one past the last if it is missing.
         index: usize,
-        /// What it must be.
+        /// The value that fits.
         expected: String,
-        /// What it is.
+        /// The value given.
         found: String,
     },
     /// More queries than keys, where queries are numbered from the end of the keys.

@@ -7,7 +7,7 @@ use burn_remote::server::CustomOpRegistry;
 use crate::attention::{self, AttentionOps};
 use crate::rms_norm::{self, RmsNormOps};
 
-/// What a server's backend runs of this crate's operations.
+/// A backend that can run this crate's operations in a server.
 pub trait ServedOps: BackendIr + AttentionOps + RmsNormOps {}
 
 impl<B: BackendIr + AttentionOps + RmsNormOps> ServedOps for B {}

@@ -1,6 +1,6 @@
-//! Which code computes an operation.
+//! The code that computes an operation.
 
-/// Which code computes an operation.
+/// The code that computes an operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Implementation {

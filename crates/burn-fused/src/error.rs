@@ -1,4 +1,4 @@
-//! What can be wrong with a call of any operation.
+//! Errors of a call of any operation.
 
 use std::fmt::Display;
 
@@ -17,7 +17,7 @@ pub fn or_panic<T, E: Display>(result: Result<T, E>) -> T {
     }
 }
 
-/// What can be wrong with a call, whatever the operation computes. The error of a crate with
+/// An error of a call, whatever the operation computes. The error of a crate with
 /// operations contains it.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -51,11 +51,11 @@ pub enum OpError {
     /// An operation that came from a client of another version, or damaged.
     #[error("{what} is {found}, expected {expected}; client and server must be of one release")]
     Wire {
-        /// Which number, or which tensor.
+        /// The number, or the tensor.
         what: &'static str,
-        /// What it must be.
+        /// The value that fits.
         expected: String,
-        /// What it is.
+        /// The value given.
         found: String,
     },
 }

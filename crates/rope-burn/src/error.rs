@@ -6,7 +6,7 @@ use rope_core::{Layout, RopeError};
 
 use crate::rotary::sizes;
 
-/// What this crate returns.
+/// The result of this crate's functions.
 pub type Result<T, E = RotaryError> = std::result::Result<T, E>;
 
 /// What can be wrong with a call beyond what [`RopeError`] says of shapes, angles and positions, and
@@ -36,7 +36,7 @@ pub enum RotaryError {
     /// A tensor of another rank than its layout.
     #[error("{what} has {found} dimensions, layout {layout:?} has {expected}")]
     Rank {
-        /// Which tensor.
+        /// The tensor.
         what: &'static str,
         /// The layout.
         layout: Layout,
@@ -56,7 +56,7 @@ pub enum RotaryError {
     /// Position ids on a device that could not be read back.
     #[error("the position ids could not be read from their device: {reason}")]
     Positions {
-        /// What the backend said.
+        /// The backend's message.
         reason: String,
     },
 }

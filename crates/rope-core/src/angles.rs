@@ -294,7 +294,7 @@ impl<A: Real> TokenAngles<A> {
         self.rows.len() / (2 * self.lanes * self.heads.unwrap_or(1))
     }
 
-    /// What the kernels take.
+    /// The angles as the kernels take them.
     pub fn angles(&self) -> Angles<'_, A> {
         let rows = &self.rows;
         match self.heads {

@@ -4,10 +4,10 @@ use crate::hf::ConfigError;
 use crate::position_ids::PositionIdsError;
 use crate::{AxisLayout, Pairing};
 
-/// What this crate returns.
+/// The result of this crate's functions.
 pub type Result<T, E = RopeError> = std::result::Result<T, E>;
 
-/// What can be wrong with a specification, its positions, its tables or the tensors to rotate.
+/// An error of a specification, its positions, its tables or the tensors to rotate.
 ///
 /// Each message says what was expected, what was found and, where it is not obvious, what to do.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -48,7 +48,7 @@ pub enum RopeError {
     PairingDivisibility {
         /// The pairing.
         pairing: Pairing,
-        /// What rotary_dim must be divisible by.
+        /// The number that rotary_dim must be divisible by.
         divisor: usize,
         /// The rotary_dim found.
         found: usize,
@@ -138,7 +138,7 @@ pub enum RopeError {
     LaneOutOfRange {
         /// The lane.
         lane: usize,
-        /// What it names: "axis" or "frequency".
+        /// The kind of index: "axis" or "frequency".
         what: &'static str,
         /// The index that it names.
         found: usize,
@@ -262,7 +262,7 @@ pub enum RopeError {
         } else { "" }
     )]
     AngleShape {
-        /// Which buffer.
+        /// The buffer.
         what: &'static str,
         /// Values found.
         found: usize,
@@ -292,7 +292,7 @@ pub enum RopeError {
          the channels of a head must be contiguous; copy the tensor first"
     )]
     LastStride {
-        /// Which tensor.
+        /// The tensor.
         what: &'static str,
         /// The stride, in elements.
         found: usize,
@@ -300,7 +300,7 @@ pub enum RopeError {
     /// A view that reaches beyond its buffer.
     #[error("{what} needs {needed} elements for its shape and strides, its buffer holds {found}")]
     BufferTooSmall {
-        /// Which tensor.
+        /// The tensor.
         what: &'static str,
         /// Elements reached.
         needed: u128,
@@ -313,7 +313,7 @@ pub enum RopeError {
          an output must own each of its elements once (make it contiguous first)"
     )]
     Overlap {
-        /// Which tensor, or which two.
+        /// The tensor, or the two.
         what: &'static str,
     },
     /// Two tensors that must agree in a dimension do not.
@@ -341,7 +341,7 @@ pub enum RopeError {
         "{what} holds {found} values, expected head_dim = {expected}, one per channel of a head"
     )]
     NormWeight {
-        /// Which weight.
+        /// The weight.
         what: &'static str,
         /// Values found.
         found: usize,

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Result, RopeError};
 use crate::limits::MAX_AXES;
 
-/// What drives one lane: angle = positions\[axis\] * inv_freq\[frequency\].
+/// The axis and the frequency of one lane: angle = positions\[axis\] * inv_freq\[frequency\].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Lane {
     /// Index of the position axis.
@@ -15,7 +15,7 @@ pub struct Lane {
     pub frequency: u32,
 }
 
-/// Which position axis (T, H, W, ...) drives which lane. Sections count pairs and sum to P.
+/// The position axis (T, H, W, ...) of each lane. Sections count pairs and sum to P.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AxisLayout {

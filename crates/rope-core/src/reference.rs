@@ -118,9 +118,9 @@ impl HeadMatrix {
 /// RMSNorm of a head, x_i * rstd * weight_i with rstd = 1 / sqrt(mean(x^2) + eps).
 #[derive(Clone, Copy, Debug)]
 pub struct HeadRmsNorm<'a> {
-    /// What each channel is multiplied by, `[head_dim]`.
+    /// The factor of each channel, `[head_dim]`.
     pub weight: &'a [f64],
-    /// What is added to the mean of the squares.
+    /// The number added to the mean of the squares.
     pub eps: f64,
 }
 

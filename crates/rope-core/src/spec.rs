@@ -1,4 +1,4 @@
-//! What a configuration says about rotation, validated once.
+//! The rotation of a configuration, validated once.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::frequencies::Frequencies;
 use crate::lanes::{AxisLayout, LaneMap};
 use crate::limits::MAX_HEAD_DIM;
 
-/// Which channels of the rotated part form a pair; R is `rotary_dim`, P = R/2 the number of pairs.
+/// The channels of the rotated part that pair; R is `rotary_dim`, P = R/2 the number of pairs.
 ///
 /// Pairing says nothing about which axis drives which pair: see [`AxisLayout`]. Both are called
 /// "interleaved" in the wild.
@@ -39,7 +39,7 @@ impl Pairing {
     ];
 }
 
-/// Which channels of a head are rotated and how they pair: all that a kernel knows of a model.
+/// The channels of a head that are rotated and how they pair: all that a kernel knows of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "RawGeometry", into = "RawGeometry")]
 pub struct Geometry {
@@ -138,7 +138,7 @@ impl Geometry {
     pub fn rotary_offset(&self) -> usize {
         self.raw.rotary_offset
     }
-    /// Which channels pair.
+    /// The channels that pair.
     pub fn pairing(&self) -> Pairing {
         self.raw.pairing
     }
@@ -218,7 +218,7 @@ impl RotarySpec {
         }
     }
 
-    /// What a kernel needs to know.
+    /// The part that a kernel needs.
     pub fn geometry(&self) -> Geometry {
         self.geometry
     }
@@ -234,11 +234,11 @@ impl RotarySpec {
     pub fn rotary_offset(&self) -> usize {
         self.geometry.rotary_offset()
     }
-    /// Which channels pair.
+    /// The channels that pair.
     pub fn pairing(&self) -> Pairing {
         self.geometry.pairing()
     }
-    /// Which axis drives which lane.
+    /// The axis of each lane.
     pub fn axis_layout(&self) -> &AxisLayout {
         &self.axis_layout
     }
@@ -305,12 +305,12 @@ impl RotarySpecBuilder {
         self.rotary_offset = rotary_offset;
         self
     }
-    /// Which channels pair.
+    /// The channels that pair.
     pub fn pairing(mut self, pairing: Pairing) -> Self {
         self.pairing = pairing;
         self
     }
-    /// Which axis drives which lane.
+    /// The axis of each lane.
     pub fn axis_layout(mut self, axis_layout: AxisLayout) -> Self {
         self.axis_layout = axis_layout;
         self

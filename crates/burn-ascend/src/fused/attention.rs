@@ -199,7 +199,7 @@ impl Layout {
     }
 }
 
-/// What an attention's operators are called with besides its tensors.
+/// The arguments of an attention's operators besides its tensors.
 struct Plan {
     context: Arc<Context>,
     layout: Layout,

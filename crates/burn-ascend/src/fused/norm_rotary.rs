@@ -126,7 +126,7 @@ fn zeros_like(weight: &AscendTensor) -> AscendTensor {
     Ascend::float_zeros(weight.shape(), &weight.device(), dtype)
 }
 
-/// What a norm with its rotation needs besides q and k.
+/// The arguments of a norm with its rotation besides q and k.
 struct NormRun<const N: usize> {
     rotation: Run,
     op: NormRotaryOp,

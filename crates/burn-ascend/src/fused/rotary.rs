@@ -118,7 +118,7 @@ fn launch<const N: usize>(
     }
 }
 
-/// What a rotation needs besides q and k.
+/// The arguments of a rotation besides q and k.
 pub(super) struct Run {
     pub(super) op: RotaryOp,
     pub(super) element: KernelType,

@@ -1,4 +1,4 @@
-//! What runs where, as a table.
+//! The processor of each operation, as a table.
 
 use super::launch::Types;
 

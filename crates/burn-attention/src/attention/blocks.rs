@@ -187,7 +187,7 @@ pub fn backward<B: Backend>(
     (join::<B>(dqs), kv(dk), kv(dv), dbias)
 }
 
-/// What the blocks of an operation share.
+/// State that the blocks of an operation share.
 struct Run<'a, B: Backend> {
     op: &'a AttentionOp,
     sizes: Sizes,
@@ -352,7 +352,7 @@ impl<'a, B: Backend> Run<'a, B> {
         Some(cut::<B>(padding, 4, &block.keys))
     }
 
-    /// Which keys are hidden from which queries of a block, padding apart.
+    /// True where a key is hidden from a query of a block, padding apart.
     fn hidden_of(&self, block: &Block) -> Option<BoolTensor<B>> {
         let [starts, ends, indices] = self.spans.as_ref().filter(|_| block.hides)?;
         let rows = |x: &FloatTensor<B>| slice::<B>(x.clone(), 0, block.queries.clone());

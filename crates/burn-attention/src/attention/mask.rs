@@ -1,4 +1,4 @@
-//! Which keys each query sees.
+//! The keys that each query sees.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ pub struct Window {
     pub after: usize,
 }
 
-/// What hides keys from queries. Rules add up: a query sees the keys that no rule hides.
+/// Rules that hide keys from queries. They add up: a query sees the keys that no rule hides.
 ///
 /// Queries are numbered from the end of the keys: the last query has the index of the last key, as
 /// if the earlier keys came from a cache.
@@ -53,7 +53,7 @@ pub struct AttentionMask {
     seeing: Option<Arc<[bool]>>,
 }
 
-/// What the queries of a mask see, padding apart, in the words of kernels that know some patterns.
+/// The keys that the queries of a mask see, padding apart, for kernels with fixed patterns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Pattern {
     /// All keys.
@@ -288,7 +288,7 @@ impl AttentionMask {
         self.span(query).contains(&key) && attended.is_none_or(|attended| attended[key])
     }
 
-    /// What the queries see, padding apart.
+    /// The pattern of the keys that the queries see, padding apart.
     pub fn pattern(&self) -> Pattern {
         let (queries, keys) = (self.queries(), self.keys);
         if self.covers(0..queries, &(0..keys)) {
@@ -472,7 +472,7 @@ fn sequence_keys(cu_seqlens: &[usize], queries: usize, keys: usize) -> Result<Ve
 mod tests {
     use super::*;
 
-    /// What each query of a mask sees, as rows of keys.
+    /// The keys that each query of a mask sees, as rows.
     fn seen(rules: &MaskRules, queries: usize, keys: usize) -> Vec<String> {
         let mask = AttentionMask::new(rules, 1, queries, keys).expect("valid rules");
         let mark = |query, key| if mask.sees(0, query, key) { 'x' } else { '.' };

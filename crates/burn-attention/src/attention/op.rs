@@ -12,7 +12,7 @@ use crate::error::{AttentionError, Result};
 /// One attention: what each query sees, the factor of the scores, and whether kernels attend.
 #[derive(Clone, Debug)]
 pub struct AttentionOp {
-    /// Which keys each query sees.
+    /// The keys that each query sees.
     pub mask: AttentionMask,
     /// The scores are `scale * q k^T + bias`.
     pub scale: f64,
@@ -45,7 +45,7 @@ impl<B: Backend> From<Option<FloatTensor<B>>> for Bias<B> {
     }
 }
 
-/// What the node of an attention keeps: the tensors of the forward, and what it returned.
+/// The state of an attention's node: the tensors of the forward, and its results.
 #[derive(Clone, Debug, ExtensionType)]
 pub struct Kept<B: Backend> {
     /// The queries.

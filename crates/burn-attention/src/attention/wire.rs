@@ -20,7 +20,7 @@ const MOST_FLAGS: usize = 1 << 30;
 const FORWARD: &str = "attention.forward";
 const BACKWARD: &str = "attention.backward";
 
-/// What an operation is called with besides tensors.
+/// The arguments of an operation besides tensors.
 #[derive(Clone, Debug)]
 struct Call {
     op: AttentionOp,

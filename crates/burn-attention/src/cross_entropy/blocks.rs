@@ -115,7 +115,7 @@ pub(super) fn product_dtype(dtype: DType) -> FloatDType {
     }
 }
 
-/// What the blocks of an operation share.
+/// State that the blocks of an operation share.
 struct Run<'a, B: Backend> {
     op: &'a CrossEntropyOp,
     /// In the type of products.

@@ -8,7 +8,7 @@ use burn_fused::{accumulator, expect};
 use super::blocks;
 use crate::error::{AttentionError, Result};
 
-/// What each row predicts, and in what blocks that is computed.
+/// The target of each row, and the size of blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CrossEntropyOp {
     /// Target and row, in the order of the targets: those of a block follow each other.

@@ -1,4 +1,4 @@
-//! What a stranger meets in front of burn-remote's server.
+//! The guard that strangers meet in front of burn-remote's server.
 //!
 //! burn-remote asks for the token in a session's first message, but reads up to 1 GiB for that
 //! message and waits for it without limit, and its route for transfers between servers asks for no

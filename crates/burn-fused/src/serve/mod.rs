@@ -60,7 +60,7 @@ pub enum ServeError {
     Connect(#[from] ConnectError),
 }
 
-/// What a client must present to a server. Debug output does not show it.
+/// The secret that a client must present to a server. Debug output does not show it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token(String);
 

@@ -7,7 +7,7 @@ use rope_core::{Direction, NormOrder};
 use super::NormRotaryOp;
 use crate::rotary::RotaryOp;
 
-/// What rotates one tensor by angles.
+/// A function that rotates one tensor by angles.
 pub type Rotate<B> = fn(FloatTensor<B>, FloatTensor<B>, RotaryOp) -> FloatTensor<B>;
 
 /// As [`NormRotaryOps::norm_rotary`](super::NormRotaryOps::norm_rotary): computed in the type of
@@ -75,7 +75,7 @@ fn normalise<B: Backend>(
     B::float_mul(B::float_mul(x, rstd), weight)
 }
 
-/// What channels are multiplied by, of the rank of x.
+/// The factors of channels, of the rank of x.
 fn scale<B: Backend>(weight: FloatTensor<B>, op: &NormRotaryOp, rank: usize) -> FloatTensor<B> {
     let weight = rms_norm::with_rank::<B>(weight, rank);
     if op.norm.unit_offset() {

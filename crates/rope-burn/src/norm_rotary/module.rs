@@ -134,7 +134,7 @@ impl NormRotaryConfig {
 /// The weight of a norm, `[head_dim]`.
 #[derive(Module, Debug)]
 pub struct NormWeight {
-    /// What channels are multiplied by, or that less 1.
+    /// The factors of channels; with a unit offset, less 1.
     pub weight: Param<Tensor<1>>,
 }
 

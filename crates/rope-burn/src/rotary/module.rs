@@ -22,12 +22,12 @@ use crate::heads::HeadsAsTokens;
 /// Configuration of a [`Rotary`].
 #[derive(Config, Debug)]
 pub struct RotaryConfig {
-    /// What the model's configuration says about rotation.
+    /// The rotation of the model's configuration.
     pub spec: RotarySpec,
     /// The order of the dimensions of q and k.
     #[config(default = "Layout::Bsnd")]
     pub layout: Layout,
-    /// Which code rotates.
+    /// The code that rotates.
     #[config(default = "Implementation::Fused")]
     pub implementation: Implementation,
     /// The most bytes that a table of cos and sin may take; if more were needed, angles are made
@@ -94,7 +94,7 @@ pub struct Rotary {
     tables: Arc<Tables>,
 }
 
-/// What distinguishes one rotation from another, without the table.
+/// Prints the parts that distinguish rotations, without the table.
 impl ModuleDisplay for Rotary {
     fn custom_content(&self, content: Content) -> Option<Content> {
         let geometry = self.spec.geometry();
@@ -128,7 +128,7 @@ impl Rotary {
         self
     }
 
-    /// What the model's configuration says about rotation.
+    /// The rotation of the model's configuration.
     pub fn spec(&self) -> &RotarySpec {
         &self.spec
     }
@@ -138,7 +138,7 @@ impl Rotary {
         self.layout
     }
 
-    /// Which code rotates.
+    /// The code that rotates.
     pub fn implementation(&self) -> Implementation {
         self.implementation
     }

@@ -37,7 +37,7 @@ pub struct Frequencies {
     values: Values,
 }
 
-/// What a [`Frequencies`] holds, and before it has been checked, what its serialized form says.
+/// The contents of a [`Frequencies`], also of its serialized form, before they have been checked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 enum Values {

@@ -1,4 +1,4 @@
-//! What nested configurations leave out because it is the default of their class.
+//! Keys that nested configurations leave out because they have the default of their class.
 //!
 //! Transformers 4.36 to 4.51 wrote the configurations inside another one, a language model's or a
 //! vision tower's, as their differences from the class.

@@ -1,4 +1,4 @@
-//! What can be wrong with a configuration.
+//! Errors of configurations.
 
 use std::fmt;
 
@@ -43,7 +43,7 @@ pub enum ConfigError {
         } else { "" }
     )]
     Json {
-        /// What the parser says, with line and column.
+        /// The parser's message, with line and column.
         detail: String,
     },
     /// A key holds a value of another type.
@@ -63,7 +63,7 @@ pub enum ConfigError {
     MissingKey {
         /// Path of the key.
         key: String,
-        /// What needs it.
+        /// The part that needs it.
         needed_by: String,
     },
     /// A key that is read elsewhere only, so that it would go unnoticed here.
@@ -103,7 +103,7 @@ pub enum ConfigError {
     /// A position embedding that is no rotation.
     #[error("{stated} is no rotary embedding; expected \"rope\" or \"mrope\"")]
     NotRotary {
-        /// What the configuration says.
+        /// The key as the configuration states it.
         stated: Stated,
     },
     /// A model of several position axes that is sent down the path of one.
@@ -119,7 +119,7 @@ pub enum ConfigError {
         model_type: &'static str,
         /// Its position axes.
         axes: usize,
-        /// What sends it down the plain path.
+        /// The key that sends it down the plain path.
         plain: Stated,
     },
     /// Sections for a model that has none.
@@ -235,7 +235,7 @@ pub enum ConfigError {
         share: f64,
         /// Channels per head.
         head_dim: usize,
-        /// What they make.
+        /// Their product.
         rotary_dim: usize,
     },
     /// Two keys that say different things about the same quantity.
@@ -245,7 +245,7 @@ pub enum ConfigError {
         left: Stated,
         /// The other side.
         right: Stated,
-        /// What to do.
+        /// The remedy.
         remedy: &'static str,
     },
 }

@@ -75,11 +75,11 @@ pub(super) struct Family {
     pub(super) local: Option<Local>,
     /// Layer types that do not turn in this family alone.
     pub(super) unrotated: &'static [&'static str],
-    /// Which layers rotate if `sliding_window` is null, where others do than with a window.
+    /// The layers that rotate if `sliding_window` is null, where others do with a window.
     pub(super) without_window: Option<WithoutWindow>,
     /// True if layer types whose parameters are null do not turn.
     pub(super) null_is_unrotated: bool,
-    /// What the configuration must state for the row to hold.
+    /// The condition on the configuration for the row to hold.
     pub(super) condition: Option<Condition>,
     /// Every so-many-th layer does not turn, where the configuration does not list them.
     pub(super) no_rope_every: Option<usize>,
@@ -102,7 +102,7 @@ pub(super) struct Condition {
     pub(super) key: &'static str,
     /// The value of a flag, false where not stated; without, the key must be there.
     pub(super) flag: Option<bool>,
-    /// What it means if it does not hold.
+    /// The meaning if it does not hold.
     pub(super) otherwise: &'static str,
 }
 
@@ -110,7 +110,7 @@ pub(super) const FULL: &str = "full_attention";
 pub(super) const SLIDING: &str = "sliding_attention";
 pub(super) const LINEAR: &str = "linear_attention";
 
-/// Which position axes a family has and how they share the frequencies.
+/// The position axes of a family and how they share the frequencies.
 #[derive(Debug)]
 pub(super) enum Axes {
     Single,
@@ -118,7 +118,7 @@ pub(super) enum Axes {
     Sections {
         layout: fn(Vec<usize>) -> AxisLayout,
         count: usize,
-        /// What the modelling code falls back to; empty where it needs the key.
+        /// The default of the modelling code; empty where it needs the key.
         default: &'static [usize],
         /// The only value of `mrope_interleaved` that the modelling code means.
         interleaved: Option<bool>,
@@ -204,7 +204,7 @@ impl Every {
     }
 }
 
-/// Which layers rotate without a sliding window.
+/// The layers that rotate without a sliding window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WithoutWindow {
     All,

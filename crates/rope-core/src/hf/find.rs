@@ -1,4 +1,4 @@
-//! Which family a configuration is of, and whether its row holds for it.
+//! Finds the family of a configuration and checks that its row holds for it.
 
 use super::Component;
 use super::error::{ConfigError, Stated};

@@ -20,7 +20,7 @@ pub use json::parse_config;
 pub use layers::LayerSpecs;
 pub use parameters::{RopeContext, RopeParameters};
 
-/// Which part of a model rotates.
+/// The part of a model that rotates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Component {
     /// The language model or audio encoder, or the one transformer of a diffusion model.

@@ -51,7 +51,7 @@ const SCALING_KEYS: [&str; 7] = [
 /// Values of these keys that scale nothing; templates leave them in.
 const NEUTRAL: [Option<f64>; 2] = [Some(0.0), Some(1.0)];
 
-/// What stands around the rope parameters and completes them.
+/// The keys around the rope parameters that complete them.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RopeContext {
     /// `rope_theta` where the object does not state it.

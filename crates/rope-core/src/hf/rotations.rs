@@ -13,7 +13,7 @@ use crate::frequencies::Scaling;
 
 /// The name of the one rotation of a model whose layers are alike.
 pub(super) const ALL: &str = "attention";
-/// What to do about one quantity that is stated inside and outside the rope object.
+/// The remedy for one quantity that is stated inside and outside the rope object.
 pub(super) const KEEP_INSIDE: &str =
     "keep the one that the model was trained with, inside rope_parameters";
 

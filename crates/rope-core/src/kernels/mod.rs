@@ -56,7 +56,7 @@ enum Kind {
 }
 
 impl InstructionSet {
-    /// What every processor has.
+    /// The instructions of every processor.
     pub const PORTABLE: Self = Self(Kind::Portable);
 
     /// All sets that this processor has, from plainest to widest.

@@ -1,11 +1,11 @@
-//! What the algorithm asks of a register, and of its loads and stores for one element type.
+//! The demands of the algorithm on a register, and on its loads and stores for one element type.
 
 use crate::element::{Element, Real};
 
 /// What is compiled for one set of instructions. One without branches between algorithms: functions
 /// of moderate length compile in a fraction of the time.
 pub(crate) trait Kernel {
-    /// What it works on.
+    /// Its arguments.
     type Args<'a>;
     /// Runs it.
     ///

@@ -17,7 +17,7 @@ pub(super) struct AudioVideo<'w, 'a, 't> {
     pub(super) tokens: &'t [usize],
 }
 
-/// What a span took.
+/// The tokens and positions that a span took.
 pub(super) struct Placed {
     pub(super) tokens: usize,
     pub(super) next: f64,

@@ -1,4 +1,4 @@
-//! What can be wrong with a prompt.
+//! Errors of prompts.
 
 use std::fmt;
 
@@ -56,7 +56,7 @@ pub enum PositionIdsError {
     Length {
         /// The list.
         what: &'static str,
-        /// What an entry belongs to.
+        /// The thing that an entry belongs to.
         per: &'static str,
         /// Entries expected.
         expected: usize,
@@ -166,7 +166,7 @@ pub enum PositionIdsError {
     /// More tokens or patches than memory holds.
     #[error("{found} {what} or more do not fit in memory; expected fewer")]
     TooMany {
-        /// What is counted.
+        /// The things counted.
         what: &'static str,
         /// Their number, or the largest `usize` where it is larger.
         found: usize,
@@ -174,7 +174,7 @@ pub enum PositionIdsError {
     /// A rank beyond the split, or a token beyond the prompt.
     #[error("{what} {found} does not exist; there are {count}")]
     Index {
-        /// What is counted.
+        /// The things counted.
         what: &'static str,
         /// The index.
         found: usize,

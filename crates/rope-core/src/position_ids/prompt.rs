@@ -49,7 +49,7 @@ pub enum Rows<'a> {
     Packed(&'a [usize]),
 }
 
-/// What the position ids of a prompt follow from.
+/// The parts of a prompt that its position ids follow from.
 #[derive(Clone, Copy, Debug)]
 pub struct Prompt<'a> {
     /// Token ids, row after row.

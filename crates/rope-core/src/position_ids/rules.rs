@@ -11,9 +11,9 @@ pub enum Compatibility {
     /// The rule that the models were designed with.
     #[default]
     Exact,
-    /// What transformers 4.57.6 gives, to continue a run that was started with it.
+    /// The ids of transformers 4.57.6, to continue a run that was started with it.
     Transformers4_57,
-    /// What transformers 5.23.0 gives, to continue a run that was started with it.
+    /// The ids of transformers 5.23.0, to continue a run that was started with it.
     Transformers5_23,
 }
 
@@ -81,7 +81,7 @@ impl TokenIds {
     }
 }
 
-/// What tells one family from another.
+/// The differences between families.
 #[derive(Debug)]
 pub(super) struct Family {
     model_types: &'static [&'static str],

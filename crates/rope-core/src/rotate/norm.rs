@@ -111,7 +111,7 @@ impl HeadNorm {
         self
     }
 
-    /// What is added to the mean of the squares.
+    /// The number added to the mean of the squares.
     pub fn eps(&self) -> f64 {
         self.eps
     }
@@ -126,7 +126,7 @@ impl HeadNorm {
         self.order
     }
 
-    /// What each channel is multiplied by; then the same for the first members of the pairs in
+    /// The factor of each channel; then the same for the first members of the pairs in
     /// their order, then for the second ones.
     fn channel_weights<A: Real>(&self, weight: Option<&[A]>, geometry: Geometry) -> Vec<A> {
         let offset = A::from_f64(if self.unit_offset { 1.0 } else { 0.0 });
@@ -174,7 +174,7 @@ pub struct NormInput<'a, E: Element> {
     pub weight: Option<&'a [E::Acc]>,
 }
 
-/// What the backward of q or k takes and writes.
+/// The tensors that the backward of q or k takes and writes.
 #[derive(Debug)]
 pub struct NormGradient<'a, E: Element> {
     /// The tensor before norm and rotation.

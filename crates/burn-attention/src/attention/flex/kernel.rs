@@ -419,7 +419,7 @@ pub(super) struct Backward<'a, E: Number> {
     rows: Vec<Row<E::Wide>>,
 }
 
-/// What the backward knows of a row: p = e^(score - largest) * factor.
+/// A row in the backward: p = e^(score - largest) * factor.
 #[derive(Clone, Copy)]
 struct Row<R> {
     largest: R,
@@ -428,7 +428,7 @@ struct Row<R> {
     delta: R,
 }
 
-/// What a tile adds to.
+/// The sums that a tile adds to.
 struct Sums<'a, R> {
     /// The rows of the tile's queries.
     dq: Option<&'a mut [R]>,
@@ -539,7 +539,7 @@ impl<'a, E: Number> Backward<'a, E> {
         }
     }
 
-    /// What is known of the rows of a tile, in the order of [`Problem::rows`].
+    /// The rows of a tile, in the order of [`Problem::rows`].
     fn rows(
         &self,
         sample: usize,

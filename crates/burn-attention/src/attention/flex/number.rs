@@ -7,7 +7,7 @@ use crate::attention::blocks::FLOOR;
 
 /// An element of q, k, v and the output.
 pub(crate) trait Number: BurnElement + bytemuck::Pod + Send + Sync {
-    /// What it is computed in.
+    /// The type that it is computed in.
     type Wide: Real;
 
     fn widen(self) -> Self::Wide;
@@ -59,7 +59,7 @@ macro_rules! narrow_number {
 narrow_number!(f16);
 narrow_number!(bf16);
 
-/// What scores, weights and sums are computed in.
+/// A type that scores, weights and sums are computed in.
 pub(crate) trait Real:
     BurnElement
     + bytemuck::Pod

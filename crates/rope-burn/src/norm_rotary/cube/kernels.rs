@@ -39,7 +39,7 @@ pub(super) struct TeamGrid {
     rounds: u32,
 }
 
-/// What a kernel is compiled for.
+/// Constants that a kernel is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct NormShape {
     /// Units of a team and of a cube, powers of two.
@@ -61,7 +61,7 @@ struct Held<A: Float, N: Size> {
     second: Vector<A, N>,
 }
 
-/// What a sequence holds.
+/// The pair of vectors that a sequence holds.
 #[cube]
 fn kept<A: Float, N: Size>(x: (Vector<A, N>, Vector<A, N>)) -> Held<A, N> {
     Held::<A, N> {

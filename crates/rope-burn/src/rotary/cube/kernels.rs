@@ -88,7 +88,7 @@ pub(crate) struct UnitGrid {
     pub(crate) heads: u32,
 }
 
-/// What a kernel is compiled for.
+/// Constants that a kernel is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Specialization {
     /// True if members are adjacent in what is read.
@@ -105,7 +105,7 @@ pub(crate) struct Specialization {
     pub(crate) shared_rows: bool,
 }
 
-/// What a unit does.
+/// The work of a unit.
 #[derive(CubeType, Clone, Copy)]
 #[expand(derive(Clone, Copy))]
 pub(crate) struct Task {
@@ -122,7 +122,7 @@ fn task(grid: &UnitGrid, #[comptime] access: Specialization) -> Task {
     row_task(grid, lane, row, access)
 }
 
-/// What a unit does with a token's group of heads.
+/// The work of a unit on a token's group of heads.
 #[cube]
 pub(crate) fn row_task(
     grid: &UnitGrid,

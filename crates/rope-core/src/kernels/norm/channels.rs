@@ -1,4 +1,4 @@
-//! What is done channel by channel: the norm without a rotation, and its backward.
+//! The work channel by channel: the norm without a rotation, and its backward.
 
 use std::ops::Range;
 

@@ -68,7 +68,7 @@ impl<W: Memory<A>, A: Real> Memory<A> for Raw<W> {
     }
 }
 
-/// What is done with rows, for one direction and order of the norm.
+/// The work on rows, for one direction and order of the norm.
 ///
 /// # Safety
 /// Of every function: the processor has the instructions; the tile is as
@@ -84,7 +84,7 @@ trait Steps<E: Element>: Copy {
     unsafe fn results(self, rows: &Rows<'_, E>, scales: &Scales<E::Acc>);
 }
 
-/// What [`Steps::prepare`] takes: the coefficients of a token, and room for its factors.
+/// Arguments of [`Steps::prepare`]: the coefficients of a token, and room for its factors.
 pub(super) struct Factors<'t, E: Element> {
     by: Coefficients<E::Acc>,
     to: *mut E::Acc,

@@ -85,7 +85,7 @@ pub(crate) fn factors_len(geometry: Geometry) -> usize {
 
 /// A block of tokens by heads of one tensor.
 pub(crate) struct NormTile<E: Element> {
-    /// What is, or was, normalised and rotated.
+    /// The tensor that is, or was, normalised and rotated.
     pub(crate) x: Part<*const E>,
     /// The gradient of y, in the backward.
     pub(crate) dy: Option<Part<*const E>>,
@@ -95,11 +95,11 @@ pub(crate) struct NormTile<E: Element> {
     pub(crate) tokens: usize,
     /// Heads.
     pub(crate) heads: usize,
-    /// Which channels are rotated.
+    /// The channels that are rotated.
     pub(crate) geometry: Geometry,
     /// True if the norm comes after the rotation.
     pub(crate) after: bool,
-    /// What is added to the mean of the squares.
+    /// The number added to the mean of the squares.
     pub(crate) eps: E::Acc,
     /// The forward's c1, s1, c2, s2 of the first token.
     pub(crate) coefficients: Coefficients<E::Acc>,

@@ -14,7 +14,7 @@ pub(super) struct Row<E: Element> {
     pub(super) x: *const E,
     pub(super) dy: *const E,
     pub(super) to: *mut E,
-    /// What the pairs are multiplied by, as [`Turn::prepare`](super::turn::Turn::prepare) writes it.
+    /// The factors of the pairs, as [`Turn::prepare`](super::turn::Turn::prepare) writes it.
     pub(super) factors: *const E::Acc,
     /// Room for the row.
     pub(super) scratch: *mut E::Acc,
@@ -27,7 +27,7 @@ pub(super) struct Rows<'t, E: Element> {
     pub(super) shape: Shape,
     pub(super) token: usize,
     pub(super) heads: Range<usize>,
-    /// What the pairs of these heads are multiplied by.
+    /// The factors of the pairs of these heads.
     pub(super) factors: *mut E::Acc,
     /// Room for twice [`AHEAD`] rows.
     pub(super) scratch: *mut E::Acc,
@@ -44,7 +44,7 @@ impl<'t, E: Element> Rows<'t, E> {
         }
     }
 
-    /// What the gradients of the weights are added to.
+    /// The sums of the weights' gradients.
     #[inline(always)]
     pub(super) fn dweight(&self) -> *mut E::Acc {
         let block = (self.tile.in_block + self.token) / BLOCK_TOKENS;
