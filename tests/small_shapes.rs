@@ -11,7 +11,7 @@ use std::sync::LazyLock;
 use burn::tensor::{DType, Device, Int, Tensor};
 use burn_attention::{
     Attention, AttentionMask, CrossEntropy, GatedDelta, MaskRules, Sequences, Window,
-    gated_delta_step, rms_norm, short_convolution, swiglu,
+    gated_delta_step, linear, rms_norm, short_convolution, swiglu,
 };
 use random::Random;
 use rope_burn::rope_core::{Layout, Pairing, Positions, RotarySpec};
@@ -249,6 +249,14 @@ const FUNCTIONS: &[Function] = &[
     }),
     ("burn-attention swiglu", |random| {
         let out = swiglu(random.tensor([2, 3]), random.tensor([2, 3]));
+        out.is_ok_and(|out| goes_back(&[out]))
+    }),
+    ("burn-attention linear", |random| {
+        let (x, weight) = (random.tensor([1, 3, 2]), random.tensor([2, 4]));
+        let bias = (random.below(2) == 0).then(|| random.tensor([4]));
+        let rank = 1 + random.below(2);
+        let adapter = [random.tensor([2, rank]), random.tensor([rank, 4])];
+        let out = linear(x, weight, bias, (random.below(2) == 0).then_some(adapter));
         out.is_ok_and(|out| goes_back(&[out]))
     }),
     ("burn-attention GatedDelta::try_forward", |random| {

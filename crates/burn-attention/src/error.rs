@@ -60,8 +60,8 @@ pub enum AttentionError {
     /// Types, devices, or numbers from another version.
     #[error(transparent)]
     Op(#[from] OpError),
-    /// Heads without channels have no scores.
-    #[error("q and k have no channels; expected at least 1 in their last dimension")]
+    /// Channels, taps or a rank of 0: there is nothing to sum over.
+    #[error("the dimension to sum over (channels, taps or a rank) is 0; expected at least 1")]
     NoChannels,
     /// A mask that is too large.
     #[error(

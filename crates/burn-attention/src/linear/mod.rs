@@ -10,6 +10,7 @@ mod op;
 use burn::backend::Dispatch;
 use burn::tensor::module::linear as product;
 use burn::tensor::{DType, Device, Tensor};
+use burn_fused::primitive::zeros_from;
 use burn_fused::{accumulator, expect};
 
 use crate::error::{AttentionError, Result};
@@ -38,7 +39,8 @@ burn_fused::reaches!(Flex: cfg(all(feature = "flex", target_arch = "x86_64")));
 /// f32. Of ordinary operations it keeps what a and b read, in their type.
 ///
 /// # Errors
-/// [`Size`](AttentionError::Size), [`Op`](AttentionError::Op).
+/// [`Size`](AttentionError::Size), [`NoChannels`](AttentionError::NoChannels) without inputs or with
+/// an adapter of rank 0, [`Op`](AttentionError::Op).
 ///
 /// # Example
 /// ```
@@ -65,10 +67,19 @@ pub fn linear<const D: usize>(
     let device = x.device();
     let [inputs, outputs] = weight.dims();
     let elements: usize = x.dims().iter().product();
+    let mut shape = x.dims();
+    shape[D - 1] = outputs;
+    if elements == 0 || outputs == 0 {
+        let to = x.dtype().into();
+        let adapter = adapter.into_iter().flatten().map(Tensor::into_dispatch);
+        let bias = bias.map(Tensor::into_dispatch);
+        let inputs = [x.into_dispatch(), weight.into_dispatch()].into_iter();
+        let inputs = inputs.chain(bias).chain(adapter).collect();
+        let zeros = zeros_from::<Dispatch>(shape.into(), to, inputs);
+        return Ok(Tensor::from_dispatch(zeros));
+    }
     let is_even = inputs.is_multiple_of(2) && outputs.is_multiple_of(2);
-    if is_even && elements * outputs > 0 && has_linear_kernel(&device, x.dtype()) {
-        let mut shape = x.dims();
-        shape[D - 1] = outputs;
+    if is_even && has_linear_kernel(&device, x.dtype()) {
         let to = (&device, x.dtype());
         let bias = bias.unwrap_or_else(|| Tensor::zeros([outputs], to));
         let none = || {
@@ -136,6 +147,11 @@ fn check<const D: usize>(
         size("a", "weight", "inputs", a.dims()[0], inputs)?;
         size("b", "weight", "outputs", b.dims()[1], outputs)?;
         size("a", "b", "rank", a.dims()[1], b.dims()[0])?;
+    }
+    // burn-flex 0.22.1 reads beyond its memory in a product without elements.
+    let rank = adapter.map_or(1, |[a, _]| a.dims()[1]);
+    if inputs == 0 || rank == 0 {
+        return Err(AttentionError::NoChannels);
     }
     Ok(())
 }
