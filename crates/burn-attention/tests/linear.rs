@@ -34,7 +34,7 @@ fn sum(x: Vec<f64>, y: &[f64]) -> Vec<f64> {
     both.map(|(x, y)| x + y).collect()
 }
 
-/// Whether each element is within a rounding of its own, and one of the largest in a sum.
+/// Asserts that each element is within a rounding of its own, and one of the largest in a sum.
 fn near(name: &str, found: &Tensor<2>, expected: &[f64], [unit, share]: [f64; 2]) {
     let largest = expected.iter().fold(0.0_f64, |most, x| most.max(x.abs()));
     let found: Vec<f64> = found.clone().into_data().iter().collect();

@@ -116,7 +116,7 @@ pub enum VlmDataError {
     VideoFile {
         /// The file.
         path: PathBuf,
-        /// What is wrong, and what to do.
+        /// The cause, with the remedy.
         reason: String,
     },
     /// Frames of one video that differ in size.

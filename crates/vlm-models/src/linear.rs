@@ -48,7 +48,7 @@ pub(crate) fn adapter_dtype(weight: DType) -> DType {
     }
 }
 
-/// What all adapters of a model share.
+/// The settings that all adapters of a model share.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AdapterConfig {
     pub(crate) rank: usize,

@@ -16,7 +16,7 @@ const OF_PATCH: Range = (1..=4096, "1 to 4096");
 /// Tokens that a convolution reaches over.
 const TAPS: Range = (2..=4096, "2 to 4096");
 
-/// What is allowed, and how messages say it.
+/// A condition on a size, with its words in messages.
 type Range = (RangeInclusive<usize>, &'static str);
 /// A key, or a name of what it decides, and its value.
 type Size = (&'static str, usize);

@@ -64,7 +64,7 @@ impl Kind {
         }
     }
 
-    /// Whether there is such a tensor, by the optimizer's state.
+    /// True if there is such a tensor, by the optimizer's state.
     fn is_kept(self, state: &State, dtype: DType, recipe: &Recipe) -> bool {
         match self {
             Self::Parameter => true,

@@ -193,7 +193,7 @@ impl ModuleMapper for Update<'_> {
 }
 
 impl State {
-    /// Whether the parameter's f32 value is kept beside it, from the first update on.
+    /// True if the parameter's f32 value is kept beside it, from the first update on.
     pub(crate) fn keeps(&self, dtype: DType, recipe: &Recipe) -> bool {
         self.steps > 0 && recipe.masters && is_narrow(dtype)
     }

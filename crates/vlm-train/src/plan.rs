@@ -102,7 +102,7 @@ struct Types {
     narrow: usize,
     /// Of what is computed in f32.
     wide: usize,
-    /// Whether products take both factors in f32 first.
+    /// True if products convert both factors to f32 first.
     widens: bool,
 }
 
@@ -281,8 +281,8 @@ impl MemoryPlan {
         StepMemory { held, moments }
     }
 
-    /// What recording a step over so many samples takes besides, with their patches: the samples of
-    /// weights before it and after, of gradients and of activations.
+    /// Additional bytes for recording a step over `samples` samples with `patches` patches: sampled
+    /// weights before and after it, gradients and activations, and a copy of the patches.
     pub fn record(&self, patches: usize, samples: usize) -> usize {
         let activations = self.layers * OF_LAYER + self.blocks + 4;
         let tensors = self.tensors + 2 * self.trained_tensors + samples * activations;

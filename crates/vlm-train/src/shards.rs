@@ -20,7 +20,7 @@ use crate::trainer::Trainer;
 /// Memory of a parameter that is a view of all is as aligned on a device as memory of its own.
 const ALIGNMENT: usize = 64;
 
-/// What each rank keeps of the optimizer's state.
+/// The part of the optimizer's state that each rank keeps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OptimizerState {
     /// All of it: one sum of gradients a step.
@@ -50,7 +50,7 @@ pub(crate) struct Shards {
 }
 
 impl Shards {
-    /// Those of rank `rank` of `ranks`.
+    /// The shards of rank `rank` of `ranks`.
     pub(crate) fn new(parameters: &[Parameter], [rank, ranks]: [usize; 2]) -> Self {
         let sizes = parameters.iter().map(|p| (p.id, p.dtype, p.elements()));
         Self::of(sizes, [rank, ranks])
@@ -139,7 +139,7 @@ pub(crate) fn part(elements: usize, ranks: usize) -> usize {
     part.max(ALIGNMENT)
 }
 
-/// Tensors from these elements on, in their order, with zeros between and behind them.
+/// Concatenates tensors, each at its offset (ascending), and fills the gaps and the rest with zeros.
 fn laid(
     parts: impl Iterator<Item = (usize, Tensor<1>)>,
     elements: usize,

@@ -43,7 +43,7 @@ impl GradientSums {
         self.sums.get(&id).cloned()
     }
 
-    /// Whether a parameter has a gradient here.
+    /// True if a parameter has a gradient here.
     pub(crate) fn has(&self, id: ParamId) -> bool {
         self.sums.contains_key(&id)
     }

@@ -231,7 +231,7 @@ impl Roots {
     }
 }
 
-/// What the ranks of a communicator do with a tensor of each.
+/// An operation of the ranks of a communicator on a tensor of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Operation {
     /// All receive the sum.

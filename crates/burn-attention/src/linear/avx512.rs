@@ -21,7 +21,7 @@ const CHANNELS: usize = 384;
 const BLOCK_COLUMNS: usize = 256;
 const BLOCK_ROWS: usize = 1020;
 
-/// Whether the processor has the instructions.
+/// True if the processor has the instructions.
 pub(super) fn is_available() -> bool {
     is_x86_feature_detected!("avx512f")
         && is_x86_feature_detected!("avx512bw")

@@ -8,7 +8,7 @@ use burn_fused::{Gradients, node, parts};
 
 use super::op::LinearOps;
 
-/// What the node keeps: x, if need be, and weight, a, b.
+/// The tensors of the node: x where a gradient is computed from it, and weight, a, b.
 type Kept<B> = (Option<FloatTensor<B>>, [FloatTensor<B>; 3]);
 
 fn gradients<B: LinearOps>(

@@ -102,7 +102,7 @@ pub fn linear<const D: usize>(
     Ok((y.cast(term.dtype()) + term).cast(dtype))
 }
 
-/// Whether [`linear`] has a kernel for a type on a device.
+/// True if [`linear`] has a kernel for a type on a device.
 pub fn has_linear_kernel(device: &Device, dtype: DType) -> bool {
     dtype == DType::BF16 && reaches(device.as_dispatch()) && has_instructions()
 }

@@ -222,7 +222,7 @@ impl TokenArgs {
         })?)
     }
 
-    /// What all hosts of a run know.
+    /// The token that all hosts of a run share.
     ///
     /// # Errors
     /// If there is no token, others may read it, or it is too short.

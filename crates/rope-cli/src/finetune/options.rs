@@ -357,7 +357,7 @@ impl FinetuneArgs {
         Ok(args)
     }
 
-    /// What each of several devices keeps of the optimizer's state.
+    /// The part of the optimizer's state that each of several devices keeps.
     pub(super) fn optimizer_state(&self) -> OptimizerState {
         if self.shard_optimizer {
             OptimizerState::Sharded

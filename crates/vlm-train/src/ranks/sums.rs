@@ -7,26 +7,26 @@ use burn::tensor::{Bytes, DType, Device, Tensor, TensorData};
 
 use super::Rank;
 
-/// What the ranks of a run compute together. Each calls the same operations in the same order, with
-/// flat tensors of one length.
+/// The operations that the ranks of a run compute together. Each calls the same operations in the
+/// same order, with flat tensors of one length.
 pub trait Collective: fmt::Debug + Send + Sync {
     /// The sum of the ranks' tensors, in f32, on each of them.
     ///
     /// # Errors
-    /// What failed, in words.
+    /// The failure, in words.
     fn all_reduce(&self, x: Tensor<1>) -> Result<Tensor<1>, String>;
 
     /// This rank's part of the sum of the ranks' tensors, in f32, which have a part of one length
     /// for each rank, in their order.
     ///
     /// # Errors
-    /// What failed, in words.
+    /// The failure, in words.
     fn reduce_scatter(&self, x: Tensor<1>) -> Result<Tensor<1>, String>;
 
     /// The ranks' tensors, of one type, end to end in their order, on each of them.
     ///
     /// # Errors
-    /// What failed, in words.
+    /// The failure, in words.
     fn all_gather(&self, x: Tensor<1>) -> Result<Tensor<1>, String>;
 }
 
