@@ -171,7 +171,7 @@ impl Positions {
         self.highest
     }
 
-    /// What `ids` or `real` makes of the rows of all axes.
+    /// Applies `ids` or `real` to the rows of all axes.
     pub(crate) fn with_rows<T>(
         &self,
         ids: impl FnOnce(&[&[u32]]) -> T,

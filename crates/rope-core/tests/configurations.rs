@@ -49,7 +49,7 @@ struct Published {
     vision: Computed,
 }
 
-/// What transformers makes of one component.
+/// The result of transformers for one component.
 #[derive(Default, Deserialize)]
 #[serde(untagged)]
 enum Computed {
@@ -209,7 +209,7 @@ fn outcome(fixture: &Fixture, config: &Value, component: &str, computed: &Comput
     }
 }
 
-/// What is refused though transformers computes a rotation: part of the message, and the names.
+/// Refusals where transformers computes a rotation: part of the message, and the names.
 type Refused = &'static [(&'static str, &'static str)];
 
 #[derive(Default)]

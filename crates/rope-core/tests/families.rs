@@ -1,5 +1,5 @@
-//! What the rows of the families say beyond pairing and axes: which layers turn, heads of their
-//! own, and what is refused. Expected values are those of transformers 5.24.0.
+//! The rows of the families beyond pairing and axes: layers that turn, separate sizes of heads, and
+//! refusals. Expected values are those of transformers 5.24.0.
 
 use rope_core::hf::{ConfigError, LayerSpecs, model_tables};
 use rope_core::{AxisLayout, Lane, Pairing, RopeError, RotarySpec};

@@ -9,7 +9,7 @@ use AxisLayout::{
 };
 use Pairing::{Adjacent, Half};
 
-/// What a specification must say: head_dim, rotary_dim, pairing, axis layout, theta.
+/// Expected fields of a specification: head_dim, rotary_dim, pairing, axis layout, theta.
 type Expected = (usize, usize, Pairing, AxisLayout, f64);
 
 fn check(name: &str, spec: &RotarySpec, expected: Expected) {
@@ -30,7 +30,7 @@ fn error(json: &str) -> ConfigError {
     }
 }
 
-/// What the golden vectors record, by file.
+/// The parameters that the golden vectors record, by file.
 #[test]
 fn rope_parameters_of_every_golden_vector() {
     let text = Component::Text;
@@ -416,7 +416,7 @@ fn layers_without_rotation() {
     let linear = r#"{"model_type": "qwen3_next", "head_dim": 256, "rope_theta": 10000000, "num_hidden_layers": 2,
         "layer_types": ["linear_attention", "full_attention"]}"#;
     assert_eq!(rotating(linear), [false, true]);
-    // What rotates is alike, so one specification serves.
+    // The layers that rotate are alike, so one specification serves.
     assert!(RotarySpec::from_hf_config(linear).is_ok());
 }
 

@@ -1,5 +1,5 @@
-//! What configurations leave to their classes, say twice, or say wrongly: the rotation that
-//! transformers gives, or one clear error, and never another rotation.
+//! Parameters that configurations leave to their classes, say twice, or say wrongly: the rotation
+//! that transformers gives, or one clear error, and never another rotation.
 
 use rope_core::hf::{ConfigError, LayerSpecs};
 use rope_core::position_ids::{PositionRules, Prompt};
@@ -340,7 +340,7 @@ fn a_scaling_without_its_type_is_refused() {
         contradiction(&mrope),
         ["rope_scaling.type", "rope_scaling.factor"]
     );
-    // What scales nothing may stay.
+    // Parameters that scale nothing may stay.
     for rope in [
         json!({"type": "default", "factor": 1.0}),
         json!({"factor": 1.0, "alpha": 0.0}),
@@ -590,7 +590,7 @@ fn sliding_layers_have_a_theta_of_their_own() {
     );
 }
 
-/// What stands beside objects of layer types is not read for them: max_position_embeddings is.
+/// Keys beside objects of layer types are not read for them, except max_position_embeddings.
 #[test]
 fn layer_types_do_not_take_the_outer_original_length() {
     let config = json!({"model_type": "olmo3", "head_dim": 128, "max_position_embeddings": 65536,

@@ -32,7 +32,7 @@ fn wide<E: Element>(values: &[E]) -> Vec<f64> {
     values.iter().map(|v| v.widen().to_f64()).collect()
 }
 
-/// What a case is about; sizes, strides and the rest go through small and odd numbers with `pairs`.
+/// A case to check; sizes, strides and the rest go through small and odd numbers with `pairs`.
 struct Case {
     spec: RotarySpec,
     positions: Positions,

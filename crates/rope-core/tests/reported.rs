@@ -159,7 +159,7 @@ fn keys_that_are_the_defaults_of_the_class() {
     // The class around it says which class an unnamed one is of.
     let unnamed = r#"{"model_type": "llava", "text_config": {"vocab_size": 32064}}"#;
     assert_eq!(plain(&text(unnamed)), (128, Some(1e4)));
-    // What is stated holds, under any of its names.
+    // A stated value holds, under any of its names.
     let stated = r#"{"model_type": "llava", "text_config": {"model_type": "llama",
         "n_embd": 2048, "n_head": 8, "num_hidden_layers": 3}}"#;
     assert_eq!(plain(&text(stated)), (256, Some(1e4)));
@@ -454,7 +454,7 @@ fn a_null_factor_of_yarn_is_the_ratio_of_the_lengths() {
     }
 }
 
-/// What a golden file states gets the reason of a refusal too.
+/// Refusals of a golden file's parameters give their reason too.
 #[test]
 fn refusals_of_rope_parameters_give_their_reason() {
     let read = |model_type: &str| {

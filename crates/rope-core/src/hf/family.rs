@@ -54,7 +54,7 @@ pub(super) struct Family {
     /// Keys beside the rope object that state theta. The class reads no others, so that another
     /// theta under one of them is refused.
     theta_keys: &'static [&'static str],
-    /// Whose parameters a rope object states that does not name layer types.
+    /// The parameters in a rope object that does not name layer types.
     pub(super) one_object: OneObject,
     /// True if the class falls back to a scaling, so that the rope object must be stated.
     pub(super) needs_object: bool,
@@ -243,7 +243,7 @@ pub(super) struct Local {
     pub(super) theta: Option<f64>,
 }
 
-/// Whose parameters a rope object states that does not name layer types.
+/// The parameters in a rope object that does not name layer types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OneObject {
     /// Those of all layers, whose thetas are then alike.
@@ -347,7 +347,7 @@ impl Family {
     }
 }
 
-/// What a row says beyond names and pairing: fields as the arguments have them.
+/// Methods that set fields of a row beyond names and pairing from their arguments.
 macro_rules! rest_of_rows {
     ($( $(#[$meta:meta])* fn $name:ident($($argument:ident: $type:ty),*)
         { $($field:ident: $value:expr),* } )*) => {

@@ -278,7 +278,7 @@ impl ScalingFields<'_> {
         let fields = self.fields;
         let list = |key| fields.require(key, fields.numbers(key), self.needed_by());
         let original = self.original()?;
-        // What a scaling may leave out of `factor` follows from the two context lengths.
+        // A scaling may leave out `factor` where it follows from the two context lengths.
         let max = self.context.max_position_embeddings;
         let implied = max.filter(|max| *max > original);
         let implied = implied.map(|max| max as f64 / original as f64);

@@ -157,8 +157,8 @@ pub(super) fn rotations<'a>(
     Ok(rotations)
 }
 
-/// What completes the rope object of one layer type, or the one of all layers: transformers does
-/// not read the original length for layer types.
+/// The context for the rope object of one layer type, or for the one of all layers: transformers
+/// does not read the original length for layer types.
 fn context_of(layer_type: Option<&str>, context: RopeContext) -> RopeContext {
     let common_length = context.original_max_position_embeddings;
     RopeContext {
@@ -190,7 +190,7 @@ fn check_original_length(
     Ok(())
 }
 
-/// What the configuration says outside the rope objects must agree with what it says inside.
+/// Checks that statements outside the rope objects agree with those inside.
 pub(super) fn agree_with_outer(
     family: &Family,
     levels: &[Fields],
@@ -199,8 +199,8 @@ pub(super) fn agree_with_outer(
     context: RopeContext,
     rotations: &[Rotation],
 ) -> Result<()> {
-    // What is said without a layer type is meant for the full layers where sliding ones have a key
-    // of their own, and otherwise for whichever layers do not say it themselves.
+    // A statement without a layer type is meant for the full layers where sliding ones have a
+    // separate key, and otherwise for the layers that do not state it themselves.
     let meant_for = |name: Option<&str>| -> Vec<&Rotation> {
         let is_meant = |rotation: &&Rotation| match name {
             Some(name) => rotation.name == name || rotation.name == ALL,

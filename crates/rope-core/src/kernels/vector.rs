@@ -2,7 +2,7 @@
 
 use crate::element::{Element, Real};
 
-/// What is compiled for one set of instructions. One without branches between algorithms: functions
+/// A function compiled for one set of instructions, without branches between algorithms: functions
 /// of moderate length compile in a fraction of the time.
 pub(crate) trait Kernel {
     /// Its arguments.
@@ -76,7 +76,7 @@ pub(crate) trait Register: Copy {
         // SAFETY: the caller guarantees the instructions.
         unsafe { [a.total(), b.total(), c.total(), d.total()] }
     }
-    /// What [`flip`](Self::flip) takes to negate values, or to leave them as they are.
+    /// The mask with which [`flip`](Self::flip) negates values, or leaves them as they are.
     unsafe fn signs(negative: bool) -> Self;
     /// Negates the values where `signs` says so.
     unsafe fn flip(self, signs: Self) -> Self;

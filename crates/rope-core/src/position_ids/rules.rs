@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::hf::fields::{Fields, WHOLE, nested};
 use crate::hf::{ConfigError, parse_config};
 
-/// Whose position ids to give.
+/// The rule, or the release of transformers, that position ids follow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Compatibility {
     /// The rule that the models were designed with.

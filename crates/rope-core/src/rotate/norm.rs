@@ -26,7 +26,7 @@ impl<T: Copy> Lines<T> {
     fn new(len: usize, value: T) -> Self {
         let before = 64 / size_of::<T>() - 1;
         let values = vec![value; before + len];
-        // What cannot be aligned is only slower.
+        // Values that cannot be aligned are only slower.
         let start = values.as_ptr().align_offset(64).min(before);
         Self { values, start, len }
     }

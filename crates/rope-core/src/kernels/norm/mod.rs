@@ -108,9 +108,9 @@ pub(crate) struct NormTile<E: Element> {
     /// The weights of all channels, then those of the pairs' first members, then of the second
     /// ones, as the forward reads pairs.
     pub(crate) weight: *const E::Acc,
-    /// What the gradients of the weights are added to in the backward, of all channels: those, or
-    /// with the norm before the rotation those times the weights.
-    /// Of the first token's block of [`BLOCK_TOKENS`].
+    /// The sums, of all channels, to which the backward adds the gradients of the weights, or with
+    /// the norm before the rotation those times the weights. Of the first token's block of
+    /// [`BLOCK_TOKENS`].
     pub(crate) dweight: *mut E::Acc,
     /// Values from one block's to the next one's.
     pub(crate) dweight_stride: usize,

@@ -80,8 +80,7 @@ impl<'t, E: Element> Rows<'t, E> {
 /// Values of the widest register.
 pub(super) const WIDEST: usize = 16;
 
-/// What is left of the partial sums of rows, of squares and of h * x, when each row's are added up
-/// to one register.
+/// The partial sums of rows, of squares and of h * x, with each row's added up to one register.
 #[repr(align(64))]
 pub(super) struct Partials<A>(pub(super) [[[A; WIDEST]; AHEAD]; 2]);
 
