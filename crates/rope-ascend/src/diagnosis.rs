@@ -78,7 +78,7 @@ pub enum Finding {
     Missing {
         /// Why.
         reason: String,
-        /// What to do about it.
+        /// The remedy.
         remedy: String,
     },
 }
@@ -100,9 +100,9 @@ impl Finding {
 /// A library, or several that serve together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LibraryFinding {
-    /// What it is.
+    /// Its role.
     pub role: &'static str,
-    /// What needs it.
+    /// The purpose that it serves.
     pub needed_for: &'static str,
     /// Where it was found, or where it was looked for.
     pub found: Finding,
@@ -122,14 +122,14 @@ pub struct DeviceFinding {
 pub struct MissingSymbol {
     /// Its name.
     pub symbol: &'static str,
-    /// What needs it.
+    /// The purpose that it serves.
     pub needed_for: &'static str,
 }
 
 /// A way to rotate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathFinding {
-    /// What it is.
+    /// Its name.
     pub name: &'static str,
     /// True if it works.
     pub found: Finding,
@@ -280,7 +280,7 @@ fn library(
     }
 }
 
-/// What the runtime refused.
+/// The finding for an error of the runtime.
 fn refused(error: &AscendError) -> Finding {
     Finding::missing(error.to_string(), RUNTIME_REMEDY)
 }

@@ -1,4 +1,4 @@
-//! What can go wrong, with the data to say so.
+//! Errors, with the data to explain them.
 
 use std::path::PathBuf;
 
@@ -15,7 +15,7 @@ pub enum LoadError {
         list(tried)
     )]
     LibraryNotFound {
-        /// What was looked for.
+        /// The library's role.
         library: &'static str,
         /// Each candidate with the loader's answer.
         tried: Vec<(PathBuf, String)>,
@@ -36,7 +36,7 @@ pub enum LoadError {
     Setting {
         /// The variable.
         variable: &'static str,
-        /// What it takes.
+        /// The values that it takes.
         expected: &'static str,
         /// Its value.
         found: String,
@@ -69,7 +69,7 @@ impl std::fmt::Display for Cores {
     }
 }
 
-/// What else to do where cores cannot be launched on.
+/// The alternative where cores cannot be launched on.
 fn remedy(cores: &Cores) -> &'static str {
     match cores {
         Cores::Vector => "",
@@ -91,7 +91,7 @@ pub enum AscendError {
         symbol: &'static str,
         /// Where it was looked for.
         library: String,
-        /// What needs it.
+        /// The purpose that it serves.
         purpose: &'static str,
     },
     /// A runtime call returned an error.
@@ -101,7 +101,7 @@ pub enum AscendError {
         function: &'static str,
         /// Its result.
         code: i32,
-        /// What the code means.
+        /// The meaning of the code.
         meaning: &'static str,
         /// The runtime's last message.
         detail: String,
@@ -115,7 +115,7 @@ pub enum AscendError {
         rank: u32,
         /// Its result.
         code: i32,
-        /// What the library says of the code.
+        /// The library's text for the code.
         meaning: String,
         /// The runtime's last message.
         detail: String,
@@ -127,7 +127,7 @@ pub enum AscendError {
         kernel: String,
         /// Result of the launch.
         code: i32,
-        /// What the code means.
+        /// The meaning of the code.
         meaning: &'static str,
         /// The runtime's last message.
         detail: String,
@@ -158,7 +158,7 @@ pub enum AscendError {
         function: &'static str,
         /// Its result.
         code: i32,
-        /// What the code means.
+        /// The meaning of the code.
         meaning: &'static str,
         /// The runtime's last message.
         detail: String,
@@ -195,9 +195,9 @@ pub enum AscendError {
         operation: &'static str,
         /// The argument.
         argument: &'static str,
-        /// What it must be.
+        /// The condition that it must meet.
         expected: String,
-        /// What it is.
+        /// The value found.
         found: String,
     },
     /// A stock operator would refuse the call or compute it wrongly.
@@ -207,15 +207,15 @@ pub enum AscendError {
         operator: &'static str,
         /// Its documented limit.
         limit: String,
-        /// What was asked of it.
+        /// The value found instead.
         found: String,
     },
     /// A rotation that the cube cores do not do.
     #[error("the cube cores rotate {limit}, found {found}; use the vector cores instead")]
     CubeLimit {
-        /// What they rotate.
+        /// The rotations that they do.
         limit: String,
-        /// What was asked of them.
+        /// The value found instead.
         found: String,
     },
     /// Shapes or strides of q and k that do not fit each other or their memory.
@@ -224,11 +224,11 @@ pub enum AscendError {
     /// A rotation is beyond what this crate's kernels reach.
     #[error("the kernels take at most {limit} {what}, found {found}")]
     KernelLimit {
-        /// What is counted.
+        /// The quantity, in the plural.
         what: &'static str,
         /// The most of it.
         limit: usize,
-        /// What was asked for.
+        /// The number asked for.
         found: usize,
     },
     /// The run-time compiler refused the kernels.
@@ -244,9 +244,9 @@ pub enum AscendError {
     NoKernels {
         /// The device.
         device: String,
-        /// What was tried and failed.
+        /// The way tried, and why it failed.
         reason: String,
-        /// What to do about it.
+        /// The remedy.
         remedy: &'static str,
     },
     /// One token's data does not fit the unified buffer.

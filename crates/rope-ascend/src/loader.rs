@@ -20,7 +20,7 @@ use crate::sys::{AclFused, AclMeta, AclOperators, AclRotary, AclRt, AclRtc, Hccl
 /// One role with its library names, newest first.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LibraryNames {
-    /// What the library is for.
+    /// The library's role.
     pub(crate) role: &'static str,
     /// File names to try in order.
     pub(crate) names: &'static [&'static str],
@@ -81,7 +81,7 @@ pub enum Pooling {
 }
 
 impl Pooling {
-    /// What the variable says, else `default`.
+    /// The pooling that the variable names, else `default`.
     fn chosen_or(default: Self) -> Result<Self, LoadError> {
         let Some(found) = env::var_os(POOL_VARIABLE) else {
             return Ok(default);
@@ -409,8 +409,8 @@ impl Api {
         Ok(api.with_pooling(Pooling::chosen_or(Pooling::Blocks)?))
     }
 
-    /// What tells the run-time compiler and the headers that it reads from those of another
-    /// release; none if it is unknown.
+    /// The identity of the run-time compiler and the headers that it reads, which differs between
+    /// releases; none if it is unknown.
     ///
     /// The compiler lies in the folder of the toolkit, three folders above its library
     /// (`ExtractCannPath` in acl_rt_compile.cpp of asc-devkit at 82b89a15f), and each of the

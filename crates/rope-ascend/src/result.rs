@@ -62,7 +62,7 @@ pub(crate) fn optional<F>(
     })
 }
 
-/// What `call` of `function` writes over `value`.
+/// The value that `call` of `function` writes over `value`.
 fn written<T>(
     rt: &AclRt,
     function: &'static str,

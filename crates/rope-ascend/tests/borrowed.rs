@@ -238,7 +238,7 @@ fn memory_that_its_owner_frees_too_early_is_noticed() {
     let case = Case::new(Pairing::Half);
     let rotator = Rotator::new(&guest.stream, Arc::clone(&guest.kernels), case.geometry).unwrap();
     let at = [&case.x, &case.angles].map(|values| owner.tensor(values));
-    // What the rotator keeps on the device is there after the first launch.
+    // The rotator's memory on the device is there after the first launch.
     case.queue(&guest, &rotator, Direction::Forward, at);
     owner.values(at[0], case.x.len());
     assert_eq!(violations(), Vec::<String>::new());

@@ -48,7 +48,7 @@ const HALF: i32 = -2;
 const UNITS: &str = "const uint64_t units =";
 const BEYOND: &str = "a block beyond the launch works";
 
-/// What finds a fault.
+/// The evidence of a fault.
 #[derive(Clone, Copy, Debug)]
 enum Caught {
     /// A violation of this kind, whose message or line of source has these words.
@@ -271,7 +271,7 @@ fn function_of(line: &str) -> Option<&str> {
     before.split(' ').next_back()
 }
 
-/// Which trials show a fault.
+/// The trials that show a fault.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Trials {
     Vector,
@@ -642,7 +642,7 @@ fn beyond_32_bits(bench: &Bench) -> Result<(), String> {
 
 /// A trial.
 type Try<'a> = &'a dyn Fn(&Bench) -> Result<(), String>;
-/// What a trial gave that is not as it should be, and the violations.
+/// A trial with its error, if there is one, and the violations; none if it passes.
 type Found = Option<(String, Vec<Violation>)>;
 
 fn try_one(binary: &[u8], machine: Machine, what: String, run: Try<'_>) -> Found {

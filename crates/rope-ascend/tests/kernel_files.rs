@@ -25,7 +25,7 @@ static COMPILATIONS: AtomicU32 = AtomicU32::new(0);
 static OLD: AtomicBool = AtomicBool::new(false);
 /// True if the source that the compiler has now has such words.
 static QUALIFIED: AtomicBool = AtomicBool::new(false);
-/// What the last compilation made.
+/// The binary of the last compilation.
 static BINARY: Mutex<Vec<u8>> = Mutex::new(Vec::new());
 
 extern "C" fn create(

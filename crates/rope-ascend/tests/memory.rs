@@ -119,7 +119,7 @@ fn a_thousand_steps_of_other_lengths_waste_a_tenth_of_the_memory_at_most() {
     let memory = device.memory_use();
     let wasted = memory.peak_reserved_bytes - memory.peak_bytes;
     let fragmentation = wasted as f64 / memory.peak_reserved_bytes as f64;
-    // What the crate counts is what the runtime gave.
+    // The crate's counts are those of the runtime.
     let live = control::live();
     assert_eq!(live.peak_bytes, memory.peak_reserved_bytes as u64);
     assert_eq!(live.bytes, memory.reserved_bytes as u64);

@@ -491,7 +491,7 @@ fn a_plan_whose_workspace_does_not_fit_is_given_up() {
     });
 }
 
-/// What was done to executors between the phases, and to repeatable ones.
+/// The calls on executors between the phases, and on repeatable ones.
 fn executor_calls() -> Vec<String> {
     let calls = control::calls();
     let names = calls

@@ -1,4 +1,4 @@
-//! What the kernels move and claim, counted by the simulator for the shapes of Qwen3-VL-8B.
+//! The traffic and the buffer of the kernels, counted by the simulator for shapes of Qwen3-VL-8B.
 #![allow(clippy::unwrap_used, missing_docs, reason = "test code")]
 
 mod support;
@@ -43,7 +43,7 @@ impl Tensors {
         }
     }
 
-    /// What the simulator counted of the launch that `run` queues, given the rows of angles and the
+    /// The simulator's counts of the launch that `run` queues, given the rows of angles and the
     /// memory of four tensors: q, k, and the same again.
     fn measure(
         self,

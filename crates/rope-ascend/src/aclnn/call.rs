@@ -1,4 +1,4 @@
-//! What a call is made of: tensors and numbers, the objects of the operator library that stand for
+//! The parts of a call: tensors and numbers, the objects of the operator library that stand for
 //! them, and the operator's names.
 
 use std::ffi::{CStr, c_char};

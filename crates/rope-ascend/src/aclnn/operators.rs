@@ -133,7 +133,7 @@ pub struct OperatorInfo {
     pub function: &'static str,
     /// Its parameters, each with what it is.
     pub parameters: &'static [(&'static str, &'static str)],
-    /// What it computes, and its documented limits.
+    /// Its computation, and its documented limits.
     pub about: &'static str,
     /// The repository of its document.
     pub repository: &'static str,

@@ -51,7 +51,7 @@ pub(super) struct Plan {
     pub(super) ai_cpu: bool,
 }
 
-/// What tells calls apart: the operator, and every argument but the addresses.
+/// The identity of a call: the operator, and every argument but the addresses.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Key(Vec<u64>);
 
@@ -73,7 +73,7 @@ impl Drop for Repeatable {
     }
 }
 
-/// What is kept of one stream's calls.
+/// The plans and the history of one stream's calls.
 #[derive(Debug)]
 pub(super) struct Plans {
     /// By call; none for one that the operator library does not repeat.
@@ -98,7 +98,7 @@ impl Default for Plans {
     }
 }
 
-/// What to do with a call.
+/// The way to run a call.
 pub(super) enum Kept<'p> {
     /// Run this plan with the call's addresses.
     Plan(&'p Repeatable),
@@ -122,7 +122,7 @@ impl Plans {
         self.recent.iter().copied().collect()
     }
 
-    /// What to do with this call.
+    /// The way to run this call.
     pub(super) fn find(&mut self, names: Names, arguments: &[Argument<'_>]) -> Kept<'_> {
         let key = Key::new(names, arguments);
         if !self.kept.contains(&key) {

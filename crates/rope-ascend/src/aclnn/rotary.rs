@@ -1,7 +1,7 @@
 //! The stock rotary operators, each called within its documented limits only.
 //!
-//! What an operator would refuse, or compute wrongly without reporting it, is refused before the
-//! call. A limit is a row: whether the call keeps it, what it is, and what was found instead.
+//! Calls that an operator would refuse, or compute wrongly without reporting it, are refused first.
+//! A limit is a row: the condition to keep, the limit's text, and that of the value found.
 
 use rope_core::{AxisLayout, CosSinTable, Direction, Layout, Pairing, Positions};
 
@@ -226,7 +226,7 @@ fn float_bytes(dtype: aclDataType, value: f32) -> Option<Vec<u8>> {
 pub struct MropeCall<'a> {
     /// Table and position ids.
     pub angles: &'a MropeAngles,
-    /// Which axis each pair follows.
+    /// The axis that each pair follows.
     pub axes: &'a AxisLayout,
     /// Half or adjacent.
     pub pairing: Pairing,

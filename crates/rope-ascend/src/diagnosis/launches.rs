@@ -20,7 +20,7 @@ use crate::safe::{DeviceBuffer, DeviceMemory, Element, Stream};
 /// A family of kernels, and what a launch of one of them gave.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LaunchFinding {
-    /// What its kernels do.
+    /// The operation of its kernels.
     pub family: &'static str,
     /// How it was launched; or what was wrong, and what to do.
     pub found: Finding,
@@ -39,9 +39,9 @@ const TOLERANCE: f64 = 1e-5;
 const WRONG: &str =
     "do not train on this device; run mrope verify on it and report what both print";
 
-/// What is wrong with a launch that was made.
+/// The fault of a launch that was made.
 type Wrong = String;
-/// What a launch is run with.
+/// The stream and the kernels of a launch.
 struct Bench<'a> {
     stream: &'a Stream,
     kernels: &'a Arc<Kernels>,

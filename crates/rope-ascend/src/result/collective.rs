@@ -26,7 +26,7 @@ pub(crate) struct Settings {
     pub(crate) timeout_s: u32,
 }
 
-/// What a call works on: as many elements as the C function counts, from one address to the other.
+/// The operands of a call: the elements that the C function counts, from one address to the other.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Transfer {
     pub(crate) send: *mut c_void,

@@ -80,8 +80,8 @@ impl Route {
     pub(super) const COUNT_TOKENS: u8 = 2;
 }
 
-/// What the host passes to a kernel; the fields are described in `rope_tiling.h`. Arrays of two
-/// are of q and k.
+/// The parameters that the host passes to a kernel; the fields are described in `rope_tiling.h`.
+/// Arrays of two are of q and k.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Tiling {
@@ -120,7 +120,7 @@ pub(super) struct Tiling {
     pub(super) reserved: u32,
 }
 
-/// What the host passes to the kernels of the norm; described in `rope_tiling.h`.
+/// The parameters that the host passes to the kernels of the norm; described in `rope_tiling.h`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct NormTiling {

@@ -251,7 +251,7 @@ impl Coefficients {
     }
 }
 
-/// Which source channel each f32 of a row takes, in bytes; `None` where rows keep their order.
+/// The source channel of each f32 of a row, in bytes; `None` where rows keep their order.
 ///
 /// `incoming` permutes on the way into the rotation, otherwise on the way out.
 pub(super) fn permutation(

@@ -13,7 +13,7 @@ use crate::safe::Machine;
 /// A launch, before anything about it is checked. Arrays of two are of q and k.
 #[derive(Clone, Copy, Debug)]
 pub struct Launch {
-    /// Which channels turn.
+    /// The channels that turn.
     pub geometry: Geometry,
     /// Forward or adjoint.
     pub direction: Direction,
@@ -48,7 +48,7 @@ impl Launch {
             return;
         };
         let both_views = self.views.as_flattened();
-        // What `Rotator::tensors` lets pass.
+        // The conditions of `Rotator::tensors`.
         let fits = |view: &HeadsLayout| view.extent() < 1 << 47 && view.is_injective();
         let narrow = |size: usize| u32::try_from(size).ok();
         let (Some(batch), Some(seq)) = (narrow(both_views[0].batch), narrow(both_views[0].seq))

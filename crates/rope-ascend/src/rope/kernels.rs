@@ -69,7 +69,7 @@ impl Kernels {
         found.get(name).map(Kernel::way)
     }
 
-    /// What the kernels are tiled for.
+    /// The machine that the kernels are tiled for.
     pub(super) fn machine(&self) -> Machine {
         self.machine
     }

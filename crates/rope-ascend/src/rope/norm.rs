@@ -46,7 +46,7 @@ pub struct NormRotation<'a> {
     pub angles: AngleRows<'a>,
 }
 
-/// What the backward of q or k takes and writes.
+/// The tensors that the backward of q or k reads and writes.
 #[derive(Debug)]
 pub struct NormBackwardTensor<'a> {
     /// The tensor before norm and rotation.

@@ -225,7 +225,7 @@ impl Row {
     }
 }
 
-/// What a tile of these rows takes of the unified buffer.
+/// The unified buffer that a tile of these rows takes.
 fn fit(
     problem: &Problem,
     row: &Row,

@@ -14,7 +14,7 @@ use crate::safe::{Device, Runtime, Stream};
 /// time.
 pub(crate) const KERNELS_VARIABLE: &str = "ROPE_ASCEND_KERNELS";
 
-/// What can be opened.
+/// A device that can be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Target {
     Ascend(u32),
@@ -239,7 +239,7 @@ impl Npu {
     }
 }
 
-/// What the simulator has found this process to do wrong so far, one sentence each; nothing where
+/// Faults of this process that the simulator has found so far, one sentence each; nothing where
 /// none is built in. A device would go on with a wrong result, so the simulator does too.
 pub fn violations() -> Vec<String> {
     #[cfg(feature = "ascend-sim")]

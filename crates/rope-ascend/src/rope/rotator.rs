@@ -14,7 +14,7 @@ use super::tiling::{MatrixPlan, Plan, Problem, plan_angle_gradient, plan_matrix,
 use crate::error::{AscendError, Result};
 use crate::safe::{DeviceBuffer, DeviceMemory, Stream};
 
-/// What brings the members of pairs together.
+/// The cores that bring the members of pairs together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Unit {
     /// The vector cores alone.
@@ -54,7 +54,7 @@ pub enum Operand<'a> {
     InPlace(Heads<&'a mut DeviceMemory>),
     /// Read from one tensor, written to another; channels that are not rotated are copied.
     Into {
-        /// What is rotated.
+        /// The tensor to rotate.
         from: Heads<&'a DeviceMemory>,
         /// Where the result goes.
         to: Heads<&'a mut DeviceMemory>,

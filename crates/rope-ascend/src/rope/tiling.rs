@@ -43,7 +43,7 @@ impl Problem {
         self.element.bytes() as u32
     }
 
-    /// What an f32 of a row comes from, where a Gather reorders them.
+    /// The source of each f32 of a row, where a Gather reorders them.
     fn permutation(&self, segments: Segments, incoming: bool) -> Option<Vec<u32>> {
         (self.element == KernelType::F32)
             .then(|| permutation(self.channels, segments, incoming))
@@ -434,7 +434,7 @@ fn words(gathered: &[Gathered], permutation: Option<&[u32]>) -> Vec<u32> {
         .collect()
 }
 
-/// What competes for the unified buffer, in bytes.
+/// Sizes that compete for the unified buffer, in bytes.
 pub(super) struct Fit {
     pub(super) ub: u32,
     pub(super) fixed: u32,

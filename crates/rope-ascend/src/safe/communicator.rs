@@ -44,16 +44,16 @@ impl fmt::Debug for RootInfo {
     }
 }
 
-/// What a communicator is made of.
+/// The options of a communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CommunicatorOptions {
     /// How many devices belong to it.
     pub ranks: u32,
-    /// Which of them this one is, from 0.
+    /// The rank of this one, from 0.
     pub rank: u32,
     /// MiB of each of the two buffers that it takes from the device's memory.
     pub buffer_mib: u32,
-    /// Whether sums are taken in a fixed order, so that runs on the same devices are equal.
+    /// True if sums are taken in a fixed order, so that runs on the same devices are equal.
     pub deterministic: bool,
     /// Seconds that an operation waits for the other ranks, where the installation has a limit.
     pub timeout_s: u32,
@@ -115,7 +115,7 @@ pub struct Span<M> {
     pub count: usize,
 }
 
-/// What a communicator was asked for.
+/// The requests to a communicator, counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Operations.
@@ -134,7 +134,7 @@ struct Counters {
     least_sent_bytes: AtomicU64,
 }
 
-/// What an operation does, for its bounds and its bytes.
+/// The kind of an operation, for its bounds and its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Operation {
     AllReduce,
@@ -163,7 +163,7 @@ pub struct Communicator {
     options: CommunicatorOptions,
     is_fixed: bool,
     counters: Counters,
-    /// Whose memory takes part.
+    /// The stream whose memory takes part.
     compute: Stream,
     /// After the communicator, which its drop destroys.
     stream: Stream,
@@ -239,17 +239,17 @@ impl Communicator {
         })
     }
 
-    /// What it was made of.
+    /// The options that it was created with.
     pub fn options(&self) -> CommunicatorOptions {
         self.options
     }
 
-    /// Whether sums are taken in a fixed order: runs on the same devices are then equal to the bit.
+    /// True if sums are taken in a fixed order: runs on the same devices are then equal to the bit.
     pub fn is_deterministic(&self) -> bool {
         self.is_fixed
     }
 
-    /// What it was asked for so far.
+    /// The requests to it so far.
     pub fn traffic(&self) -> Traffic {
         Traffic {
             calls: self.counters.calls.load(Ordering::Relaxed),

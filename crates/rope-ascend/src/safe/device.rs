@@ -172,7 +172,7 @@ impl Device {
         )
     }
 
-    /// What tiling needs to know of the device.
+    /// The properties of the device that tiling needs.
     ///
     /// # Errors
     /// The runtime's.
@@ -206,7 +206,7 @@ impl Device {
         result::device_memory(self.inner.rt(), self.inner.library())
     }
 
-    /// What this crate uses of the device's memory.
+    /// This crate's use of the device's memory.
     pub fn memory_use(&self) -> MemoryUse {
         self.inner.memory_use()
     }

@@ -30,7 +30,7 @@ impl Architecture {
     }
 }
 
-/// What tiling needs to know of a device.
+/// The properties of a device that tiling needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Machine {
     /// Vector cores.

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::loader::Pooling;
 
-/// What the crate uses of a device's memory, in bytes.
+/// The crate's use of a device's memory, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryUse {
     /// Asked for by live buffers.
@@ -155,7 +155,7 @@ const OWN_SEGMENT: usize = 32 * MIB;
 /// Largest buffer: what the address space has, with room to round up.
 const LARGEST: usize = isize::MAX as usize - PAGE;
 
-/// Which blocks a segment is for.
+/// The blocks that a segment is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Small,
@@ -171,7 +171,7 @@ impl Kind {
         }
     }
 
-    /// What must be left of a hole to stay one.
+    /// The least size at which the rest of a hole is kept as one.
     fn least_hole(self) -> usize {
         match self {
             Self::Small => GRANULE,

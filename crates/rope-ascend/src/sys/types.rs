@@ -81,7 +81,7 @@ macro_rules! enumerations {
 }
 
 enumerations! {
-    /// Which page size device memory is made of.
+    /// Page size of device memory.
     aclrtMemMallocPolicy {
         /// Huge pages, ordinary ones where there are none left.
         HUGE_FIRST = 0 as "ACL_MEM_MALLOC_HUGE_FIRST",
@@ -215,7 +215,7 @@ pub mod code {
         )*) => {
             $( #[doc = $meaning] pub const $name: i32 = $number; )*
 
-            /// What `code` means, where it is one of those known here.
+            /// The meaning of `code`, where it is one of those known here.
             pub fn meaning(code: i32) -> &'static str {
                 match code {
                     $( $number => $meaning, )*
@@ -310,7 +310,7 @@ macro_rules! structures {
 structures! {
     /// One option of a binary load; the value is a union of 16 bytes whose first word is used.
     aclrtBinaryLoadOption {
-        /// Which option.
+        /// The option.
         kind: aclrtBinaryLoadOptionType as "type",
         /// Its value, in the first word.
         value: [u32; 4] as "value",

@@ -109,7 +109,7 @@ fn rows_of<T: Number>(values: &[T], at: &At, head_dim: usize) -> Vec<f64> {
     rows
 }
 
-/// What is drawn for q or k, and what has to come out.
+/// The values drawn for q or k, and the expected results.
 struct Tensor<T> {
     heads: usize,
     x: (Vec<T>, At),
@@ -118,7 +118,7 @@ struct Tensor<T> {
     y: Vec<f64>,
     dx: Vec<f64>,
     dweight: Vec<f64>,
-    /// What errors of each row, and of each weight's gradient, are relative to.
+    /// The sizes to which errors of each row, and of each weight's gradient, are relative.
     y_scale: Vec<f64>,
     dx_scale: Vec<f64>,
     dweight_scale: Vec<f64>,
