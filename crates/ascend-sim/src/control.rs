@@ -109,7 +109,7 @@ pub fn set_collective_timeouts(connect: Duration, execute: Duration) {
     collectives.timeouts_are_set = true;
 }
 
-/// What collectives of this process moved so far, by function.
+/// The transfers of this process's collectives so far, by function.
 pub fn collectives() -> BTreeMap<&'static str, Collective> {
     sim().collectives.counts.clone()
 }
@@ -183,7 +183,7 @@ pub struct Live {
     pub communicators: usize,
 }
 
-/// What is alive now.
+/// The objects that are alive now.
 pub fn live() -> Live {
     let state = sim();
     Live {

@@ -92,7 +92,7 @@ pub(crate) fn submit(
     Ok(())
 }
 
-/// What a launch needs of an allocation: its addresses, and its bytes kept alive.
+/// The parts of an allocation that a launch needs: its addresses, and its bytes kept alive.
 struct Held {
     start: u64,
     size: u64,

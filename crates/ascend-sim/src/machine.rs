@@ -2,7 +2,7 @@
 
 use std::ffi::CStr;
 
-/// What the simulated device reports and enforces.
+/// The properties that the simulated device reports and enforces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Machine {
     /// Name that `aclrtGetSocName` returns.

@@ -206,7 +206,7 @@ impl Memory {
         Ok((allocation.share(), (address - allocation.start) as usize))
     }
 
-    /// What is known about an address that no live allocation holds.
+    /// Describes an address that no live allocation holds.
     pub(crate) fn why_not(&self, address: u64, len: u64) -> String {
         let range = format!(
             "device bytes [0x{address:x}, 0x{:x})",
@@ -296,7 +296,7 @@ impl Memory {
             ))
         });
         let conflict = unordered.next();
-        // What is ordered after this use is ordered after the actor's earlier ones.
+        // Uses ordered after this one are ordered after the actor's earlier ones.
         for covered in [false, true].into_iter().filter(|wrote| write || !wrote) {
             let track = allocation.tracks.get_mut(&(by.actor, covered));
             if let Some(track) = track {

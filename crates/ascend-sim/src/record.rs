@@ -64,7 +64,7 @@ pub(crate) fn operator(name: &str, code: i32, arguments: impl FnOnce() -> Vec<St
     }
 }
 
-/// What stands for a handle that is null or that no object has.
+/// The text for a handle that is null or that no object has.
 const NULL: &str = "null";
 
 fn list<T: ToString>(values: &[T], separator: &str) -> String {

@@ -56,7 +56,7 @@ pub(crate) struct HostAllocation {
     pub(crate) uses: BTreeMap<Actor, u64>,
     /// The last of them that writes it.
     pub(crate) written: BTreeMap<Actor, u64>,
-    /// What queued copies read from it.
+    /// The bytes that queued copies read from it.
     pub(crate) sources: Vec<Source>,
 }
 

@@ -111,7 +111,7 @@ struct Shared {
 /// A stream and its thread.
 pub(crate) struct Stream {
     pub(crate) device: u32,
-    /// What the stream's next task is ordered after.
+    /// The work that the stream's next task is ordered after.
     pub(crate) clock: Clock,
     shared: Arc<Shared>,
     worker: Option<JoinHandle<()>>,

@@ -24,7 +24,7 @@ pub struct Violation {
     pub file: Option<String>,
     /// Line of the offending statement.
     pub line: Option<u32>,
-    /// What was found, and what is missing.
+    /// The fault found, and the missing condition.
     pub message: String,
 }
 
@@ -56,7 +56,7 @@ impl fmt::Display for Violation {
     }
 }
 
-/// What a kernel launch did, counted exactly and summed over all blocks.
+/// The work of a kernel launch, counted exactly and summed over all blocks.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
@@ -138,7 +138,7 @@ pub struct LaunchReport {
     pub blocks: u32,
     /// The counters of all blocks together.
     pub counters: Counters,
-    /// What block 0 did, exactly.
+    /// The operations of block 0, counted exactly.
     pub first_block: Vec<Counted>,
     /// Violations found in this launch.
     pub violations: usize,

@@ -505,7 +505,7 @@ fn page_locked_memory_is_not_rewritten_under_a_queued_copy() {
             host.write(!host.read());
             assert_eq!(copy(host), 0);
             device.synchronize().expect("synchronises");
-            // What the device itself writes there is no fault.
+            // A write there by the device itself is no fault.
             control::hold_streams(held);
             assert_eq!(copy(host), 0);
             let back = aclrtMemcpyAsync(

@@ -124,7 +124,7 @@ unsafe impl Send for KernelLibrary {}
 // SAFETY: the table is constant data, and its `run_block` keeps its state on the calling thread.
 unsafe impl Sync for KernelLibrary {}
 
-/// What one launch did.
+/// The record of one launch.
 #[derive(Default)]
 pub(crate) struct LaunchOutput {
     pub(crate) violations: Vec<Violation>,
@@ -136,7 +136,7 @@ pub(crate) struct LaunchOutput {
     pub(crate) first_block: Vec<Counted>,
 }
 
-/// What a launch is to run.
+/// A launch to run.
 #[derive(Clone, Copy)]
 pub(crate) struct Task<'a> {
     /// The kernel's number in its library.

@@ -90,7 +90,7 @@ kinds! {
     f64 f64;
 }
 
-/// What a parameter is to its operator.
+/// Takes a parameter by its role in its operator.
 macro_rules! take {
     ($call:ident, $arg:ident, $name:expr, T) => {
         required(take!($call, $arg, $name, MaybeT), $name)?

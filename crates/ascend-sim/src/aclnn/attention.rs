@@ -55,7 +55,7 @@ pub(crate) struct Forward {
     pub(crate) out: Operand,
 }
 
-/// What the gradient takes and gives besides the inputs.
+/// The tensors of the gradient besides the inputs.
 pub(crate) struct Gradient {
     pub(crate) dy: Operand,
     pub(crate) max: Option<Operand>,
@@ -67,7 +67,7 @@ pub(crate) struct Gradient {
     pub(crate) dpse: Option<Operand>,
 }
 
-/// What the tiling refuses, which the vendor runs after the checks of the first phase.
+/// A refusal of the tiling, which the vendor runs after the checks of the first phase.
 fn tiling<T>(message: impl std::fmt::Display) -> Outcome<T> {
     Err(Failure::new(
         ACLNN_TILING_ERROR,
@@ -215,7 +215,7 @@ impl Layout {
 }
 
 impl Problem {
-    /// What the tiling refuses, and what is not modelled, of a call that its first phase accepts.
+    /// Refuses calls that pass the first phase but not the tiling, or that are not modelled.
     fn new(inputs: Inputs, options: Options, layout: Layout) -> Outcome<Self> {
         let Inputs {
             q,

@@ -20,7 +20,7 @@ const WORKSPACE_ALIGNMENT: u64 = 512;
 /// Tensors of a higher rank are refused, except where an operator states another limit.
 pub(crate) const MAX_RANK: usize = 8;
 
-/// What an operator does on the stream.
+/// The work of an operator on the stream.
 pub(crate) type Kernel = Arc<dyn Fn(&mut Data<'_, '_>) -> Outcome + Send + Sync>;
 
 /// Wraps the work of an operator whose parameters have been checked.

@@ -247,7 +247,7 @@ macro_rules! with_element {
     };
 }
 
-/// What is left of a number that was stored as an element type.
+/// The value of a number after it was stored as an element type.
 pub(crate) fn stored<L: Lane>(x: L, dtype: DataType) -> L {
     with_element!(dtype, E => L::of(x.to::<E>()))
 }

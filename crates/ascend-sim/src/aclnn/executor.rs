@@ -17,7 +17,7 @@ use crate::trace::Violation;
 /// While true, operators are checked and launched, and do nothing on the stream.
 pub(crate) static STUBBED: AtomicBool = AtomicBool::new(false);
 
-/// What goes onto the stream.
+/// The part of a call that goes onto the stream.
 #[derive(Clone)]
 pub(crate) struct Launch {
     pub(crate) operator: &'static str,

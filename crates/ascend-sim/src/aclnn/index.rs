@@ -117,7 +117,7 @@ pub(crate) fn gather(
     })
 }
 
-/// What a scatter does with the element that it meets.
+/// The effect of a scatter on the element that it meets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Meets {
     Replace,

@@ -31,7 +31,7 @@ fn multiply_add(a: &[f32], b: &[f32], out: &mut [f32], [rows, depth, columns]: [
     }
 }
 
-/// Which of the two operators checks.
+/// The one of the two operators that checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Product {
     /// Two axes.

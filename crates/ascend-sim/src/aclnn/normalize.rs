@@ -53,7 +53,7 @@ fn normalized_dims(x: &Operand, shape: &[i64]) -> Outcome<Vec<usize>> {
     Ok(dims)
 }
 
-/// What a layer norm is called with besides its input and output.
+/// The parameters of a layer norm besides its input and output.
 pub(crate) struct LayerNorm {
     pub(crate) normalized: Vec<i64>,
     pub(crate) weight: Option<Operand>,
@@ -175,7 +175,7 @@ pub(crate) fn rms_norm(
     })
 }
 
-/// What the gradient of an RMS norm takes.
+/// The inputs of the gradient of an RMS norm.
 pub(crate) struct RmsNormSaved {
     pub(crate) dy: Operand,
     pub(crate) x: Operand,

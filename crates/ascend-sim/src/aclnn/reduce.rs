@@ -9,7 +9,7 @@ use super::element::{Lane, with_lane};
 use super::refuse;
 use crate::codes::Outcome;
 
-/// What a row becomes.
+/// The reduction of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fold {
     Sum,

@@ -74,8 +74,8 @@ struct Order {
     batch: usize,
     heads: usize,
     seq: usize,
-    /// Which of the first axes cos and sin may have at full length in half mode; interleave mode
-    /// takes the first row only.
+    /// Choices of the first axes that cos and sin may have at full length in half mode; interleave
+    /// mode takes the first row only.
     angle_axes: [[bool; 3]; 3],
 }
 
@@ -263,8 +263,8 @@ pub(crate) fn forward(
     })
 }
 
-/// What the gradient operator takes and gives. dcos and dsin are mandatory, but without x nothing
-/// is written to them.
+/// The inputs and outputs of the gradient operator. dcos and dsin are mandatory, but without x
+/// nothing is written to them.
 pub(crate) struct GradTensors {
     pub(crate) dy: Operand,
     pub(crate) cos: Operand,

@@ -299,7 +299,7 @@ fn a_number_becomes_the_type_that_is_computed_in() {
     assert_eq!(control::violations(), []);
 }
 
-/// What the first phases refuse, and with which code, rule by rule.
+/// Refusals of the first phases, with their codes, rule by rule.
 #[test]
 fn results_convert_to_some_outputs() {
     let device = Device::new();
@@ -332,7 +332,7 @@ fn results_convert_to_some_outputs() {
         aclnnEqScalar(f32s, unsigned, bools) refuses PARAM_INVALID, "the number is Uint16";
         aclnnInplaceFillScalar(f32s, unsigned) refuses PARAM_INVALID, "do not promote";
         aclnnPowTensorScalar(bools, truth, i32s) refuses PARAM_INVALID, "both Bool";
-        // What is found inside of the operator has another code, and is not in empty tensors.
+        // A fault found inside of the operator has another code, and is not found in empty tensors.
         aclnnMuls(bools, unsigned, f32s) refuses INNER, "do not promote";
         aclnnSWhere(bools, f32s, u16s, f32s) refuses INNER, "do not promote";
         aclnnSWhere(bools, bools, bools, f32s) refuses INNER, "out is Float";
@@ -341,7 +341,7 @@ fn results_convert_to_some_outputs() {
         aclnnCast(f32s, F16 as i32, bf16s) refuses INNER, "out is Bf16";
         aclnnCast(none, F16 as i32, none);
     }
-    // What is taken beside the types that most operators take.
+    // Types taken beside those that most operators take.
     let (x, out) = (device.tensor(U16, &[2], &[1.0, 2.0]), device.out(U16, &[2]));
     let flags = device.tensor(Bool, &[2], &[1.0, 0.0]);
     let numbers = device.tensor(F32, &[2], &[0.5, 0.0]);

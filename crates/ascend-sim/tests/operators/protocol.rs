@@ -1,4 +1,4 @@
-//! What holds for every operator: limits, lifetimes, faults.
+//! Rules for every operator: limits, lifetimes, faults.
 
 use std::ffi::c_void;
 use std::ptr::{null, null_mut};
@@ -318,8 +318,8 @@ fn first_phases_are_recorded_with_their_codes_and_arguments() {
     }
 }
 
-/// What one operator costs on the host and on the stream, with tensors that cost nothing.
-/// Not a measurement of any device.
+/// The cost of one operator on the host and on the stream, with tensors that cost nothing. Not a
+/// measurement of any device.
 #[test]
 #[ignore = "prints times of this host"]
 fn the_cost_of_a_call() {

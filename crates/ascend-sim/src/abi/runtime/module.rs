@@ -17,7 +17,7 @@ use crate::trace::Violation;
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct AclrtLaunchKernelAttr {
-    /// Which attribute.
+    /// The attribute.
     pub id: i32,
     /// Its value.
     pub value: [u32; 4],
