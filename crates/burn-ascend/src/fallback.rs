@@ -55,8 +55,8 @@ static TRIPS: Mutex<BTreeMap<&'static str, (u64, u64)>> = Mutex::new(BTreeMap::n
 /// The operations of all devices that ran on the host or on the AI CPU since the start or the last
 /// [`reset_fallbacks`], most bytes first.
 ///
-/// What runs on the AI CPU is calculated by a table ([`rope_ascend::aclnn::runs_on_ai_cpu`]): the
-/// operator library does not tell.
+/// Calls on the AI CPU are calculated from a table ([`rope_ascend::aclnn::runs_on_ai_cpu`]): the
+/// operator library does not report them.
 pub fn fallbacks() -> Vec<Fallback> {
     let trips = TRIPS.lock().unwrap_or_else(PoisonError::into_inner);
     let trips = trips.iter().map(|(&op, &(calls, bytes))| Fallback {

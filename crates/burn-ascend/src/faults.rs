@@ -154,14 +154,14 @@ fn calls_on_the_ai_cpu_are_counted_whether_planned_or_repeated() {
     let integers = |values: &[i64]| Ascend::int_from_data(TensorData::from(values), &alone.0);
     let [x, at] = [[5, 6, 7], [2, 0, 2]].map(|values| integers(&values));
     reset_fallbacks();
-    // What the AI Core lacks for 64 bits, written another way.
+    // Operations that the AI Core lacks for 64 bits, written another way.
     let signs = Ascend::int_sign(Ascend::int_neg(x.clone()));
     let sums = Ascend::int_cumsum(signs, 0);
     let chosen = Ascend::int_scatter(0, sums, at.clone(), x.clone(), IndexingUpdateOp::Assign);
     let read = chosen.read().expect("sums, two of them replaced");
     assert_eq!(read.as_slice::<i64>().expect("64 bits")[..2], [6, -2]);
     assert_eq!(fallbacks(), []);
-    // What it lacks, and nothing else does exactly.
+    // An operation that it lacks, and that nothing else does exactly.
     for _ in 0..4 {
         let sums = Ascend::int_scatter(0, x.clone(), at.clone(), x.clone(), IndexingUpdateOp::Add);
         let read = sums.read().expect("sums");

@@ -100,7 +100,7 @@ impl AscendDevice {
     /// may still be letting it go.
     pub(crate) fn release(&self) {
         let alive = self.opened().map(|context| context.alive());
-        // What was still queued failed with tensors that nobody can read any more.
+        // Operations still queued failed with tensors that nobody can read any more.
         let _failed = self.forget();
         let Some(alive) = alive else {
             return;

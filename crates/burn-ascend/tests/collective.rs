@@ -40,7 +40,7 @@ impl Host {
         self.host.as_ref().unwrap().npus().to_vec()
     }
 
-    /// What `work` returns on a thread for each device.
+    /// The results of `work` on a thread for each device.
     fn on_each<T: Send>(&self, work: impl Fn(usize, &Device) -> T + Sync) -> Vec<T> {
         let devices = self.devices();
         thread::scope(|scope| {

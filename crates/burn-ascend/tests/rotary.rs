@@ -56,7 +56,7 @@ fn dims(layout: Layout, heads: usize, head_dim: usize) -> Vec<usize> {
     }
 }
 
-/// What a backend makes of a case.
+/// A case that any backend can run.
 struct Case {
     op: RotaryOp,
     dtype: FloatDType,

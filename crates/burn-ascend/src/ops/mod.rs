@@ -56,7 +56,7 @@ macro_rules! operations {
             $($other)*
         }
 
-        /// What this file implements.
+        /// The methods that this file implements.
         #[cfg_attr(not(test), allow(dead_code, reason = "read by the test of the documentation"))]
         pub(super) const ROWS: &[$crate::ops::table::Row] = &[
             $( $crate::ops::table::Row {

@@ -1,4 +1,4 @@
-//! What counts as the same result.
+//! The criterion of equal results.
 
 use burn::backend::{DType, TensorData};
 

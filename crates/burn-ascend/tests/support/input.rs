@@ -23,7 +23,7 @@ pub(crate) enum View {
     Expanded(usize),
 }
 
-/// What values an input draws.
+/// The values from which an input draws.
 #[derive(Clone, Debug)]
 pub(crate) enum Range {
     /// Uniform in `[low, high)`.
@@ -179,7 +179,7 @@ impl Input {
     /// The input as the device holds it: the buffer, and the view of it.
     pub(crate) fn upload<B: Backend>(&self, device: &Device<B>) -> (Value<B>, Value<B>) {
         let stored = self.stored_shape();
-        // What lies around a view must never show up in a result.
+        // Elements around a view must never show up in a result.
         let around = match self.dtype {
             dtype if dtype.is_float() => f64::NAN,
             dtype if dtype.is_bool() => 1.0,

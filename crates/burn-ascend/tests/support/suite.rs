@@ -68,7 +68,7 @@ pub(crate) struct Case<B: Backend> {
     run: Run<B>,
 }
 
-/// What a suite's tensors hold.
+/// The kind of a suite's elements.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Kind {
     Float,

@@ -134,7 +134,7 @@ pub(crate) fn creation<B: Backend>(s: &mut Suite<B>) {
         Kind::Float => vec![SPREAD, Range::Special],
         _ => vec![s.ordinary()],
     };
-    /// What lies in an empty tensor is not defined: only its shape and type are.
+    /// The contents of an empty tensor are not defined: only its shape and type are.
     macro_rules! emptied {
         ($shape:ident, $kind:ident $empty:ident $fill:ident) => {
             s.push(stringify!($empty), "", vec![], Exact, move |a| {

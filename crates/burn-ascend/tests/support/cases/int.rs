@@ -58,7 +58,7 @@ impl<B: Backend> Suite<B> {
     }
 }
 
-/// What every width has: transfer, casts, arithmetic, comparison, joins.
+/// The operations of every width: transfer, casts, arithmetic, comparison, joins.
 pub(crate) fn every_width<B: Backend>(s: &mut Suite<B>) {
     common::creation(s);
     common::joining(s);

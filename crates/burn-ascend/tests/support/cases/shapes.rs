@@ -26,7 +26,7 @@ pub(crate) const SAMPLES: &[Sample] = &[
     (&[2, 0, 3], Transposed),
 ];
 
-/// Which reductions of empty samples have a result to compare.
+/// The reductions of empty samples that have a result to compare.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Empty {
     /// All: nothing reduces to a neutral element.
