@@ -199,7 +199,7 @@ impl fmt::Debug for Tables {
     }
 }
 
-/// What a lock guards is replaced as a whole, so a panic elsewhere leaves nothing half made.
+/// Locks, also after a panic: the guarded value is replaced as a whole, so nothing is half made.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -9,8 +9,8 @@ use crate::rotary::sizes;
 /// The result of this crate's functions.
 pub type Result<T, E = RotaryError> = std::result::Result<T, E>;
 
-/// What can be wrong with a call beyond what [`RopeError`] says of shapes, angles and positions, and
-/// [`OpError`] of types and devices.
+/// Errors of a call beyond those of shapes, angles and positions in [`RopeError`], and of types and
+/// devices in [`OpError`].
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RotaryError {

@@ -48,7 +48,7 @@ pub fn norm_rotate_backward<B: Backend>(
     let dy = cast::<B>(gradient, wide);
     let adjoint = op.rotary(Direction::Adjoint);
     let before = op.norm.order() == NormOrder::BeforeRotation;
-    // What is normalised, and the gradient of the normalised times the weight.
+    // The norm's input, and the gradient of its weighted output.
     let (x, g) = if before {
         (x, rotate(dy, angles.clone(), adjoint))
     } else {

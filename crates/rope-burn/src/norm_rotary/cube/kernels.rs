@@ -84,7 +84,7 @@ struct Part {
 fn part(row: &RowParts, lane: u32, holding: u32, #[comptime] zipped: bool) -> Part {
     let rotates = lane < row.rotating;
     let pairs = offsets(row, select(rotates, lane, 0u32), zipped);
-    // What is before the rotated part, then what is after it.
+    // Channels before the rotated part, then those after it.
     let unit = select(rotates, 0u32, lane - row.rotating);
     let skipped = select(unit >= row.offset, 2 * row.rotating, 0u32);
     let single = (unit + skipped) as usize;

@@ -391,7 +391,7 @@ fn rotate_heads<E: Numeric, A: Float, N: Size>(
             rotate_block::<E, A, N>(from, to, from_at, to_at, steps, head, by, 1u32, access);
         }
     } else if comptime![!operand.in_place] {
-        // What is before the rotated part, then what is after it.
+        // Channels before the rotated part, then those after it.
         let unit = task.lane - row.rotating;
         let skipped = select(unit >= row.offset, 2 * row.rotating, 0u32);
         let vector = (unit + skipped) as usize;
