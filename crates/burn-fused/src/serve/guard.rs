@@ -123,7 +123,7 @@ impl Openings {
     }
 }
 
-/// Whose connection it is: an address, or a network of IPv6, in which one host has any number.
+/// The origin of a connection: an address, or a network of IPv6, in which one host has any number.
 fn origin(address: SocketAddr) -> IpAddr {
     match address.ip().to_canonical() {
         IpAddr::V6(ip) => IpAddr::V6(Ipv6Addr::from(u128::from(ip) >> 64 << 64)),
@@ -239,7 +239,7 @@ pub(super) async fn head(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<
             return Err(io::ErrorKind::InvalidData.into());
         }
     }
-    // What follows the first empty line, also one that LF alone ends, is no part of the head.
+    // Bytes after the first empty line, also one that LF alone ends, are no part of the head.
     let lines = &head[..head.len() - 2];
     if [&b"\n\n"[..], b"\n\r\n"]
         .iter()
@@ -342,7 +342,7 @@ mod tests {
             let mut from_guard = inner.connect().await.expect("its own port");
             let stranger = timeout(Duration::from_millis(300), TcpStream::connect(address)).await;
             assert_eq!(stranger.is_ok(), refused.is_some());
-            // What has been opened stays open, whoever is admitted next.
+            // An opened connection stays open, whoever is admitted next.
             inner.connect().await.expect("another port");
             let (mut accepted, _) = listener.accept().expect("it came");
             from_guard.write_all(b"ping").await.expect("sends");
@@ -374,7 +374,7 @@ mod tests {
         let head = |lines: &str| format!("GET /session HTTP/1.1\r\n{lines}\r\n\r\n");
         let plain = request(head(&format!("Sec-WebSocket-Key: {key}")).as_bytes());
         let plain = plain.expect("a key");
-        // What would be a body, another request or another connection is not passed on.
+        // Headers of a body, another request or another connection are not passed on.
         for more in [
             "Content-Length: 6",
             "Transfer-Encoding: chunked",
