@@ -4,7 +4,7 @@
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_attention::{Attention, AttentionMask, Implementation, MaskRules, Window};
 
-/// Which code computes, and the size of its blocks.
+/// The implementation, and the size of its blocks.
 type Method = (Implementation, Option<usize>);
 
 /// One attention to check.
@@ -278,7 +278,7 @@ impl Case {
         Tensor::from_data(memory, (device, dtype)).swap_dims(1, 2)
     }
 
-    /// What the crate computes, in the order of [`expected`](Self::expected).
+    /// The crate's results, in the order of [`expected`](Self::expected).
     fn found(&self, data: &Data, dtype: DType, method: Method, device: &Device) -> [Vec<f64>; 5] {
         let [q_shape, k_shape, v_shape, b_shape, y_shape] = self.shapes();
         let wide = if dtype == DType::F64 {

@@ -3,7 +3,7 @@
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_attention::{AttentionError, CrossEntropy, IGNORED, Implementation};
 
-/// Which code computes, and the size of its blocks.
+/// The implementation, and the size of its blocks.
 type Method = (Implementation, Option<usize>);
 
 const CHANNELS: usize = 5;
@@ -11,7 +11,7 @@ const CHANNELS: usize = 5;
 const VOCABULARY: usize = 300;
 /// Targets at the edges of blocks, twice the same, and rows that do not count.
 const TARGETS: [i64; 9] = [0, 127, IGNORED, 128, 299, 255, 128, IGNORED, 1];
-/// What the loss is multiplied by before the backward.
+/// The factor of the loss before the backward.
 const FACTOR: f64 = 2.5;
 const METHODS: [Method; 3] = [
     (Implementation::Fused, None),
@@ -75,8 +75,8 @@ fn values<const D: usize>(x: Tensor<D>) -> Vec<f64> {
     x.into_data().iter::<f64>().collect()
 }
 
-/// What the crate computes, in the order of [`expected`]. `swapped`: the weight lies in memory as
-/// that of a `Linear`.
+/// The crate's results, in the order of [`expected`]. `swapped`: the weight lies in memory as that
+/// of a `Linear`.
 fn found(
     hidden: &[f64],
     weight: &[f64],

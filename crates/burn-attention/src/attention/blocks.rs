@@ -52,7 +52,7 @@ fn blocks(mask: &AttentionMask, matrices: usize, limit: usize, joins: bool) -> V
     let mut blocks: Vec<Block> = Vec::new();
     let mut start = 0;
     while start < mask.queries() {
-        // What fewer queries see is not known before they are fewer, so the limit is approached.
+        // The keys of fewer queries are unknown until they are fewer, so the limit is approached.
         let rows =
             |keys: &Range<usize>| (limit / (matrices * keys.len()).max(1)).max(BLOCK_QUERIES);
         let first = mask.span(start);
@@ -338,7 +338,7 @@ impl<'a, B: Backend> Run<'a, B> {
                 part = B::float_sum_dim(part, dim);
             }
         }
-        // What of the bias the block has: all of it along a dimension that is shared.
+        // The block's part of the bias: all of it along a dimension that is shared.
         let range = |dim: usize, range: &Range<usize>| {
             if shape[dim] == 1 { 0..1 } else { range.clone() }
         };

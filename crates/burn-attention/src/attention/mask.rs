@@ -161,7 +161,7 @@ impl AttentionMask {
                     found,
                 }
             };
-            // What lies between the first query's span and the last one's is between them.
+            // The other queries' spans are between the first query's and the last one's.
             for query in [0, run.queries.saturating_sub(1)] {
                 let [start, end] = run.ends(query);
                 if end > keys as u128 {
@@ -517,7 +517,7 @@ mod tests {
         assert_eq!(seen(&padded, 3, 3), ["...", ".x.", ".xx"]);
     }
 
-    /// What `new` keeps of each key and query, against what `sees` says of each pair.
+    /// The flags that `new` keeps of each key and query, against `sees` of each pair.
     #[test]
     fn keys_that_nobody_sees_and_queries_that_see_nothing_are_known() {
         let attended = [

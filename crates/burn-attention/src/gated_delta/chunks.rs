@@ -34,7 +34,7 @@ use super::{CHUNK, NORM_EPSILON};
 
 /// The elements of a block's largest tensors, unless a chunk has more: 16 MiB in f32.
 const BLOCK_ELEMS: usize = 1 << 22;
-/// What the logarithm of a decay of 0 is: finite, so that no product with it is NaN.
+/// The logarithm of a decay of 0: finite, so that no product with it is NaN.
 const FORGOTTEN: f64 = -1e30;
 
 /// The output and the states of [`GatedDeltaOps`](super::GatedDeltaOps).
@@ -84,7 +84,7 @@ pub(super) fn forward<B: Backend>(
     (cast::<B>(out, q.dtype().into()), B::float_cat(states, 0))
 }
 
-/// What the blocks of a pass share.
+/// The sizes and masks that the blocks of a pass share.
 pub(super) struct Run<'a, B: Backend> {
     op: &'a GatedDeltaOp,
     pub(super) sizes: Sizes,
@@ -101,7 +101,7 @@ pub(super) struct Run<'a, B: Backend> {
     before: BoolTensor<B>,
 }
 
-/// What is computed of a block of chunks without the state, `[chunks, matrices, ..]` each.
+/// The tensors computed of a block of chunks without the state, `[chunks, matrices, ..]` each.
 pub(super) struct Local<B: Backend> {
     /// `[.., len, key_dim]`, normalised and scaled.
     pub(super) q: FloatTensor<B>,

@@ -132,7 +132,7 @@ fn of_block<B: Backend>(
         raw: [raw_q, raw_k],
     } = local;
 
-    // What the state holds, what is new, and what is written.
+    // The values that the state holds, the new part of v, and the values written.
     let predicted = B::float_matmul(k.clone(), states.clone());
     let residual = B::float_sub(v, mul(predicted.clone(), from_start.clone()));
     let written = B::float_matmul(inverse, mul(residual.clone(), beta.clone()));

@@ -14,15 +14,15 @@ use crate::sequences::Sequences;
 pub struct GatedDeltaOp {
     /// How the tokens divide into sequences.
     pub sequences: Sequences,
-    /// Whether the states before all chunks are returned, which the backward needs, or the last
-    /// state alone.
+    /// True if the states before all chunks are returned, which the backward needs; else the last
+    /// state alone is.
     pub keeps_states: bool,
     /// The elements of a block's tensors, unless they are the default number; a chunk may have
     /// more.
     pub blocks: Option<usize>,
 }
 
-/// What the node of a gated delta rule keeps: the tensors of the forward, and its states.
+/// The tensors that a gated delta rule's node keeps: those of the forward, and its states.
 #[derive(Clone, Debug, ExtensionType)]
 pub struct KeptStates<B: Backend> {
     /// The queries, before they are normalised.
@@ -66,7 +66,7 @@ impl Sizes {
         }
     }
 
-    /// Whether the output has no element.
+    /// True if the output has no element.
     pub(super) fn are_empty(&self) -> bool {
         [self.batch, self.tokens, self.heads, self.value_dim].contains(&0)
     }
