@@ -241,14 +241,14 @@ fn found(case: &Case, dtype: DType, blocks: Option<usize>) -> Results {
     assert_eq!(out.dtype(), dtype);
     let gradients = (out.clone() * gradient).sum().backward();
     let of = |x: &Tensor<4>| values(x.grad(&gradients).expect("a gradient"));
-    let of_numbers = |x: &Tensor<3>| values(x.grad(&gradients).expect("a gradient"));
+    let number_gradient = |x: &Tensor<3>| values(x.grad(&gradients).expect("a gradient"));
     [
         values(out),
         of(&q),
         of(&k),
         of(&v),
-        of_numbers(&g),
-        of_numbers(&beta),
+        number_gradient(&g),
+        number_gradient(&beta),
     ]
 }
 
@@ -336,7 +336,7 @@ fn packed_sequences_are_those_alone_and_leak_without_their_lengths() {
         heads,
         heads * value_dim,
     ];
-    let of_results = [widths[5], widths[0], widths[1], widths[2], heads, heads];
+    let result_widths = [widths[5], widths[0], widths[1], widths[2], heads, heads];
     for sequence in PACKED.windows(2).filter(|pair| pair[0] < pair[1]) {
         let part = |values: &Vec<f64>, width: usize| {
             values[sequence[0] * width..sequence[1] * width].to_vec()
@@ -349,7 +349,7 @@ fn packed_sequences_are_those_alone_and_leak_without_their_lengths() {
         let mut index = 0;
         let packed = packed.each_ref().map(|values| {
             index += 1;
-            part(values, of_results[index - 1])
+            part(values, result_widths[index - 1])
         });
         assert_near(&packed, &alone, 1e-6, &format!("{sequence:?}"));
     }

@@ -165,9 +165,9 @@ impl<'a, B: Backend> Run<'a, B> {
     pub(super) fn blocks(&self) -> Vec<Range<usize>> {
         let chunks = self.sizes.tokens.div_ceil(self.len);
         let width = self.len.max(self.sizes.key_dim).max(self.sizes.value_dim);
-        let of_chunk = self.sizes.matrices() * self.len * width;
+        let chunk_elems = self.sizes.matrices() * self.len * width;
         let limit = self.op.blocks.unwrap_or(BLOCK_ELEMS);
-        let step = (limit / of_chunk.max(1)).max(1);
+        let step = (limit / chunk_elems.max(1)).max(1);
         let starts = (0..chunks).step_by(step);
         starts
             .map(|start| start..chunks.min(start + step))
@@ -247,7 +247,7 @@ impl<'a, B: Backend> Run<'a, B> {
     }
 
     /// The gradient of q or k as it came, from that of the normalised one of each head of v.
-    pub(super) fn of_raw(
+    pub(super) fn raw_gradient(
         &self,
         (x, norm): (FloatTensor<B>, FloatTensor<B>),
         gradient: FloatTensor<B>,

@@ -179,11 +179,17 @@ pub fn gated_delta_step(
         blocks: None,
     };
     let tensors = [with_token(&q), with_token(&k), with_token(&v)];
-    let [of_q, of_k, of_v] = &tensors;
-    op.check([of_q, of_k, of_v, &with_token(&g), &with_token(&beta)])?;
-    let sizes = Sizes::of(of_q, of_v);
+    let [q_token, k_token, v_token] = &tensors;
+    op.check([
+        q_token,
+        k_token,
+        v_token,
+        &with_token(&g),
+        &with_token(&beta),
+    ])?;
+    let sizes = Sizes::of(q_token, v_token);
     let state = state.into_dispatch();
-    expect("the state", &state, wide.into(), of_q)?;
+    expect("the state", &state, wide.into(), q_token)?;
     let state = Tensor::<4>::from_dispatch(state);
     let expected = [sizes.batch, sizes.heads, sizes.key_dim, sizes.value_dim];
     if state.dims() != expected {
@@ -198,13 +204,13 @@ pub fn gated_delta_step(
         return Ok((v, state));
     }
     let [q, k, v] = [q, k, v].map(|x| x.cast(wide));
-    let of_heads = |x: Tensor<3>| {
+    let unit_heads = |x: Tensor<3>| {
         let norm = (x.clone().powi_scalar(2).sum_dim(2) + NORM_EPSILON).sqrt();
         let x = (x / norm).unsqueeze_dim::<4>(2);
         let x = x.repeat_dim(2, sizes.group());
         x.reshape([sizes.batch, sizes.heads, sizes.key_dim, 1])
     };
-    let (q, k) = (of_heads(q) / (sizes.key_dim as f64).sqrt(), of_heads(k));
+    let (q, k) = (unit_heads(q) / (sizes.key_dim as f64).sqrt(), unit_heads(k));
     let column = |x: Tensor<2>| x.reshape([sizes.batch, sizes.heads, 1, 1]);
     let state = state * column(g.exp());
     let known = (state.clone() * k.clone()).sum_dim(2);

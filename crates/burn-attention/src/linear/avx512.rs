@@ -199,7 +199,7 @@ fn add(
     assert!(count > 0 && packed.len() >= pairs * COLUMNS);
     assert!(x.len() >= (count - 1) * stride + 2 * pairs);
     assert!(sums.len() >= (count - 1) * BLOCK_COLUMNS + COLUMNS);
-    macro_rules! of_rows {
+    macro_rules! match_rows {
         ($($rows:literal)*) => {
             match count {
                 $(
@@ -214,7 +214,7 @@ fn add(
             }
         };
     }
-    of_rows!(1 2 3 4 5 6 7 8 9 10 11 12);
+    match_rows!(1 2 3 4 5 6 7 8 9 10 11 12);
 }
 
 /// # Safety

@@ -14,15 +14,15 @@ type Kept<B> = (Option<FloatTensor<B>>, [FloatTensor<B>; 3]);
 fn gradients<B: LinearOps>(
     (x, [weight, a, b]): Kept<B>,
     gradient: FloatTensor<B>,
-    [of_x, of_weight, of_bias, of_a, of_b]: [bool; 5],
+    [wants_x, wants_weight, wants_bias, wants_a, wants_b]: [bool; 5],
 ) -> Gradients<B, 5> {
-    let dx = of_x.then(|| B::linear_x_gradient(gradient.clone(), weight, a.clone(), b.clone()));
-    let dbias = of_bias.then(|| B::linear_bias_backward(gradient.clone()));
+    let dx = wants_x.then(|| B::linear_x_gradient(gradient.clone(), weight, a.clone(), b.clone()));
+    let dbias = wants_bias.then(|| B::linear_bias_backward(gradient.clone()));
     let Some(x) = x else {
         return [dx, None, dbias, None, None];
     };
-    let dweight = of_weight.then(|| B::linear_weight_backward(x.clone(), gradient.clone()));
-    let adapter = (of_a || of_b).then(|| B::linear_adapter_gradients(x, a, b, gradient));
+    let dweight = wants_weight.then(|| B::linear_weight_backward(x.clone(), gradient.clone()));
+    let adapter = (wants_a || wants_b).then(|| B::linear_adapter_gradients(x, a, b, gradient));
     let (da, db) = adapter.unzip();
     [dx, dweight, dbias, da, db]
 }
