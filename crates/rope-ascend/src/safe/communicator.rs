@@ -292,7 +292,7 @@ impl Communicator {
         N: Borrow<DeviceMemory>,
     {
         let operation = Operation::ReduceScatter;
-        let send = self.address(operation, &from, self.of_all(to.count), dtype)?;
+        let send = self.address(operation, &from, self.total_elems(to.count), dtype)?;
         let receive = self.address(operation, &to, to.count, dtype)?;
         let event = self.queue(operation, (send, receive), to.count, dtype)?;
         Ok(self.pending((from.memory, to.memory), event))
@@ -316,13 +316,13 @@ impl Communicator {
     {
         let operation = Operation::AllGather;
         let send = self.address(operation, &from, from.count, dtype)?;
-        let receive = self.address(operation, &to, self.of_all(from.count), dtype)?;
+        let receive = self.address(operation, &to, self.total_elems(from.count), dtype)?;
         let event = self.queue(operation, (send, receive), from.count, dtype)?;
         Ok(self.pending((from.memory, to.memory), event))
     }
 
     /// Elements of all ranks together.
-    fn of_all(&self, count: usize) -> usize {
+    fn total_elems(&self, count: usize) -> usize {
         count.saturating_mul(self.options.ranks as usize)
     }
 
