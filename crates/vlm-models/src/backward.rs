@@ -113,14 +113,7 @@ impl Vlm {
         };
         let words_wanted = trains(&decoder.embed_tokens);
         let embeddings_wanted = tower_wanted || words_wanted;
-        // Whether the input of each layer, and of the final norm, has a gradient that is wanted.
-        let trained = layers.iter().map(trains);
-        let wanted: Vec<bool> = std::iter::once(embeddings_wanted)
-            .chain(trained.scan(embeddings_wanted, |below, trained| {
-                *below |= trained;
-                Some(*below)
-            }))
-            .collect();
+        let wanted = wanted_inputs(embeddings_wanted, layers.iter().map(trains));
 
         let features = seen.as_ref().map(|seen| seen.features.clone());
         let deepstack = batch.deepstack(features.unwrap_or_default());
@@ -178,15 +171,13 @@ impl Vlm {
             gradient = input.grad_remove(&mut gradients);
         }
 
-        let mut of_merged = None;
-        let mut of_words = None;
-        if let Some(of_embeddings) = gradient {
-            let merged = merged.map(|merged| leaf(merged, tower_wanted));
-            let embeddings = self.embeddings(batch, merged.clone());
-            let mut gradients = against(embeddings, of_embeddings).backward();
-            of_words = decoder.embed_tokens.weight.grad_remove(&mut gradients);
-            of_merged = merged.and_then(|merged| merged.grad_remove(&mut gradients));
-        }
+        let (of_words, of_merged) = match gradient {
+            Some(gradient) => {
+                let merged = merged.map(|merged| leaf(merged, tower_wanted));
+                self.backward_of_embeddings(batch, merged, gradient)
+            }
+            None => (None, None),
+        };
         let of_table = match (of_table, of_words) {
             (Some(of_head), Some(of_words)) => Some(of_head + of_words),
             (of_head, of_words) => of_head.or(of_words),
@@ -199,6 +190,20 @@ impl Vlm {
             self.backward_of_tower(&vision.inputs, seen.inputs, of_outputs, draws, each)?;
         }
         Ok(loss)
+    }
+
+    /// The gradients of the table of words and of the tower's output, where they are wanted.
+    fn backward_of_embeddings(
+        &self,
+        batch: &Batch,
+        merged: Option<Tensor<2>>,
+        gradient: Tensor<3>,
+    ) -> (Option<Tensor<2>>, Option<Tensor<2>>) {
+        let words = &self.language_model.embed_tokens.weight;
+        let embeddings = self.embeddings(batch, merged.clone());
+        let mut gradients = against(embeddings, gradient).backward();
+        let merged = merged.and_then(|merged| merged.grad_remove(&mut gradients));
+        (words.grad_remove(&mut gradients), merged)
     }
 
     /// Samples the logits of a few tokens of each sample.
@@ -256,12 +261,7 @@ impl Vlm {
         let tower = &self.visual;
         let first = tower.first_trains();
         let trained = (0..tower.depth()).map(|index| trains(tower.block_at(index)));
-        let wanted: Vec<bool> = std::iter::once(first)
-            .chain(trained.scan(first, |below, trained| {
-                *below |= trained;
-                Some(*below)
-            }))
-            .collect();
+        let wanted = wanted_inputs(first, trained);
         let mut gradient = Some(of_merged);
         // Level `index` is what block `index` reads, or after the last the merger; the feature of
         // the block before reads it too.
@@ -321,6 +321,16 @@ struct Seen {
     inputs: Vec<Tensor<2>>,
     merged: Tensor<2>,
     features: Vec<Tensor<2>>,
+}
+
+/// True where the gradient of a layer's input is wanted: of each layer, and of the level after the
+/// last. `first` is for the first layer, `trained` says which layers train.
+fn wanted_inputs(first: bool, trained: impl Iterator<Item = bool>) -> Vec<bool> {
+    let above = trained.scan(first, |wanted, trained| {
+        *wanted |= trained;
+        Some(*wanted)
+    });
+    std::iter::once(first).chain(above).collect()
 }
 
 /// A scalar whose gradient for `output` is `gradient`.

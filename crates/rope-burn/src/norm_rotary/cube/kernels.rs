@@ -226,6 +226,15 @@ fn times<A: Float, N: Size>(a: Held<A, N>, b: Held<A, N>) -> Held<A, N> {
     }
 }
 
+/// The difference, channel by channel.
+#[cube]
+fn minus<A: Float, N: Size>(a: Held<A, N>, b: Held<A, N>) -> Held<A, N> {
+    Held::<A, N> {
+        first: a.first - b.first,
+        second: a.second - b.second,
+    }
+}
+
 #[cube]
 fn scaled<A: Float, N: Size>(a: Held<A, N>, by: A) -> Held<A, N> {
     Held::<A, N> {
@@ -466,12 +475,7 @@ pub(super) fn norm_rotate_back<E: Numeric, A: Float, N: Size, W: Size>(
                 let n = scaled::<A, N>(kept::<A, N>(held[i]), roots[i]);
                 let incoming = kept::<A, N>(gradients[i]);
                 let h = times::<A, N>(incoming, weight);
-                let along = scaled::<A, N>(n, mean);
-                let across = Held::<A, N> {
-                    first: h.first - along.first,
-                    second: h.second - along.second,
-                };
-                let result = scaled::<A, N>(across, roots[i]);
+                let result = scaled::<A, N>(minus::<A, N>(h, scaled::<A, N>(n, mean)), roots[i]);
                 let result = if comptime![shape.after] {
                     rotated_back::<A, N>(result, by)
                 } else {
@@ -489,18 +493,36 @@ pub(super) fn norm_rotate_back<E: Numeric, A: Float, N: Size, W: Size>(
             sync_cube();
         }
     }
-    // One team after another adds to the cube's sums.
+    let held = Held::<A, N> {
+        first: first_sum,
+        second: second_sum,
+    };
+    write_sums::<A, N>(sums, held, weighted, lane, zipped, shape);
+}
+
+/// Writes a cube's part of the weight's gradient, the sum of the units' parts.
+#[cube]
+fn write_sums<A: Float, N: Size>(
+    sums: &mut [A],
+    held: Held<A, N>,
+    part: Part,
+    lane: u32,
+    #[comptime] zipped: bool,
+    #[comptime] shape: NormShape,
+) {
+    let unit = UNIT_POS as usize;
     let mut channels = Shared::<[A]>::new_slice(shape.head_dim);
+    // One team after another adds its units' parts.
     let team_of_cube = (unit - lane as usize) / comptime![shape.team];
-    let (a, b) = joined::<A, N>(first_sum, second_sum, zipped);
+    let (a, b) = joined::<A, N>(held.first, held.second, zipped);
     for turn in 0..comptime![shape.cube / shape.team] {
         if turn == team_of_cube {
             let set = turn == 0;
-            if weighted.rotates {
-                add::<A, N>(&mut channels, weighted.first, a, set);
-                add::<A, N>(&mut channels, weighted.second, b, set);
-            } else if weighted.holds {
-                add::<A, N>(&mut channels, weighted.first, first_sum, set);
+            if part.rotates {
+                add::<A, N>(&mut channels, part.first, a, set);
+                add::<A, N>(&mut channels, part.second, b, set);
+            } else if part.holds {
+                add::<A, N>(&mut channels, part.first, held.first, set);
             }
         }
         sync_cube();

@@ -25,8 +25,8 @@ use crate::prepared::PreparedTensor;
 use crate::rotary::cube::checked;
 use crate::rotary::cube::kernels::{RowPartsLaunch, UnitGridLaunch};
 use crate::rotary::cube::launch::{
-    ENOUGH_UNITS, MOST_UNITS, access, add, address_type, angle_width, is_vectors_of, prepare,
-    row_parts, rows, steps, types, vector_size,
+    ENOUGH_UNITS, MOST_UNITS, access, add, address_type, angle_width, grouped, is_vectors_of,
+    prepare, row_parts, rows, steps, types, vector_size,
 };
 use crate::rotary::{RotaryOp, RotaryOps};
 
@@ -74,7 +74,7 @@ struct Teams {
     rows: usize,
     inner: usize,
     seq: usize,
-    heads_of_unit: usize,
+    unit_heads: usize,
 }
 
 impl Teams {
@@ -102,9 +102,7 @@ impl Teams {
             return None;
         }
         let (tokens, heads) = (layout.batch * layout.seq, layout.heads);
-        let groups = ENOUGH_UNITS.div_ceil(tokens * team).clamp(1, heads);
-        let heads_of_unit = heads.div_ceil(groups);
-        let groups = heads.div_ceil(heads_of_unit);
+        let (unit_heads, groups) = grouped(heads, tokens * team);
         let rows = tokens * groups;
         if rows > MOST_UNITS {
             return None;
@@ -126,7 +124,7 @@ impl Teams {
             rows,
             inner: if access.heads_outside { tokens } else { groups },
             seq: layout.seq,
-            heads_of_unit,
+            unit_heads,
         })
     }
 
@@ -136,7 +134,7 @@ impl Teams {
             self.shape.team as u32,
             self.inner as u32,
             self.seq as u32,
-            self.heads_of_unit as u32,
+            self.unit_heads as u32,
         );
         TeamGridLaunch::new(
             grid,

@@ -237,6 +237,13 @@ fn cubes(client: &Client, units: usize) -> (CubeCount, CubeDim) {
     (calculate_cube_count_elemwise(client, units, dim), dim)
 }
 
+/// The heads of a unit and the number of groups of that size, at `units` units a group.
+pub(crate) fn grouped(heads: usize, units: usize) -> (usize, usize) {
+    let groups = ENOUGH_UNITS.div_ceil(units).clamp(1, heads);
+    let unit_heads = heads.div_ceil(groups);
+    (unit_heads, heads.div_ceil(unit_heads))
+}
+
 /// Rotates one tensor, or two in one launch; composed where there is no kernel.
 pub(crate) fn rotate<const T: usize>(
     x: [CubeTensor; T],
@@ -266,10 +273,8 @@ pub(crate) fn rotate<const T: usize>(
     let tokens = layout.batch * layout.seq;
     let rotating = geometry.pairs() / n;
     let lanes = rotating + if copies { unrotated / n } else { 0 };
-    let heads: usize = prepared.iter().map(|x| x.from.heads).sum();
-    let groups = ENOUGH_UNITS.div_ceil(tokens * lanes).clamp(1, heads);
-    let heads_of_unit = heads.div_ceil(groups);
-    let groups = heads.div_ceil(heads_of_unit);
+    let heads = prepared.iter().map(|x| x.from.heads).sum();
+    let (unit_heads, groups) = grouped(heads, tokens * lanes);
     let units = tokens.saturating_mul(lanes).saturating_mul(groups);
     if units > MOST_UNITS {
         return composed(prepared.map(|x| x.source), &angles);
@@ -284,7 +289,7 @@ pub(crate) fn rotate<const T: usize>(
         lanes as u32,
         inner as u32,
         layout.seq as u32,
-        heads_of_unit as u32,
+        unit_heads as u32,
     );
     let (count, dim) = cubes(&client, units);
     let mut tensors = vec![&angles];
