@@ -1,4 +1,4 @@
-//! What goes wrong here, and the Python exceptions that it becomes.
+//! Errors, and the Python exceptions that they become.
 
 use pyo3::PyErr;
 use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
@@ -7,7 +7,7 @@ use rope_core::RopeError;
 
 pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What can be wrong with a call from Python.
+/// An error of a call from Python.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     #[error(transparent)]

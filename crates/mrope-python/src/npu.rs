@@ -388,7 +388,7 @@ pub(crate) fn npu_norm_rotate_backward(
     Ok(rows_written)
 }
 
-/// What of CANN is here: name, whether it is ready, and what was found or is to be done.
+/// The parts of CANN: name, true if it is ready, and the finding, with the remedy of a missing one.
 #[pyfunction]
 pub(crate) fn diagnosis(py: Python<'_>) -> Vec<(String, bool, String)> {
     let found = py.detach(Diagnosis::of_installation);
@@ -424,7 +424,7 @@ pub(crate) fn simulator_symbol(name: &str) -> usize {
     ascend_sim::symbol(&name).expose_provenance()
 }
 
-/// What the simulator has found to be done wrong, and forgets then; and whether streams wait.
+/// Takes the violations that the simulator has found, and sets whether streams wait.
 #[cfg(feature = "ascend-sim")]
 #[pyfunction]
 pub(crate) fn simulator_violations(hold_streams: bool) -> Vec<String> {

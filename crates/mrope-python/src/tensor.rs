@@ -118,7 +118,7 @@ impl Tensor {
         Ok(unsafe { HeadsRef::from_raw(self.start::<E>(what)?, heads) })
     }
 
-    /// What is written to `to`, or in place where both are one tensor.
+    /// The operand that is written to `to`, or in place where both are one tensor.
     ///
     /// # Safety
     /// As [`Tensor`]; what the layouts name is not written, and that of `to` not read, for 'a but
