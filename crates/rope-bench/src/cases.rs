@@ -14,7 +14,7 @@ pub const DTYPES: [DType; 3] = [DType::F32, DType::Bf16, DType::F16];
 /// Those that are timed on a GPU.
 const GPU_DTYPES: [DType; 2] = [DType::F32, DType::Bf16];
 
-/// Which way is timed.
+/// The direction that is timed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Way {
@@ -45,7 +45,7 @@ impl Way {
     }
 }
 
-/// Which part of the results a case belongs to.
+/// The part of the results that a case belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Group {
@@ -86,19 +86,19 @@ impl Group {
 /// A rotation to time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TimedCase {
-    /// Which part of the results it belongs to.
+    /// The part of the results that it belongs to.
     pub group: Group,
     /// q and k.
     pub shape: Shape,
     /// Their elements.
     pub dtype: DType,
-    /// Which channels pair.
+    /// The pairing of channels.
     pub pairing: Pairing,
-    /// Which axis drives which pair.
+    /// The axis that drives each pair.
     pub axes: AxisLayout,
     /// The order of the dimensions.
     pub layout: Layout,
-    /// Which way.
+    /// The direction.
     pub way: Way,
     /// True if q and k are overwritten.
     pub in_place: bool,

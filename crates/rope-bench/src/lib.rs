@@ -1,4 +1,5 @@
-//! What `mrope bench` measures and how: shapes, cases, interleaved sampling, and rows of results.
+//! Measurements of `mrope bench` and their methods: shapes, cases, interleaved sampling, and rows
+//! of results.
 //!
 //! | module | what |
 //! |---|---|

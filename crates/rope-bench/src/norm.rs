@@ -12,7 +12,7 @@ use crate::cases::{TimedCase, Way};
 use crate::rotation::{BASELINE, CaseError, Tensor, Timed, TimedElement, TimedRotation, is_within};
 use crate::sample::Contest;
 
-/// What models add to the mean of the squares.
+/// The epsilon that models add to the mean of the squares.
 pub const EPS: f64 = 1e-6;
 
 /// The weight of a channel: about 1 / rstd of the values, so that gradients that go through the

@@ -17,7 +17,7 @@ use rope_core::{
 use crate::cases::{TimedCase, Way};
 use crate::sample::Contest;
 
-/// What a case may go wrong with.
+/// An error of a case.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CaseError {
@@ -284,7 +284,7 @@ impl<E: TimedElement> TimedRotation<E> {
         })
     }
 
-    /// What the rotation is compared with.
+    /// The name of the rotation's baseline.
     pub fn baseline(&self) -> &'static str {
         if self.copies() {
             "copy"

@@ -42,20 +42,20 @@ impl Source {
     }
 }
 
-/// What one implementation took for one case.
+/// The time of one implementation for one case.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SpeedRow {
     /// The case's name.
     pub case: String,
     /// Who rotated.
     pub implementation: String,
-    /// Which way.
+    /// The direction.
     pub direction: Way,
     /// The element type of q and k.
     pub dtype: DType,
-    /// Which channels pair.
+    /// The pairing of channels.
     pub pairing: String,
-    /// Which axis drives which pair, without sections.
+    /// The axis that drives each pair, without sections.
     pub axes: String,
     /// The order of the dimensions.
     pub layout: String,
@@ -77,8 +77,8 @@ pub struct SpeedRow {
     pub upper_quartile_ns: f64,
     /// Samples.
     pub samples: usize,
-    /// What it is compared with: `copy` or `read_modify_write`, of the same bytes, by the same
-    /// threads, in turn; for the norm `rotation`, or `read_two_write_one`.
+    /// The baseline: `copy` or `read_modify_write`, of the same bytes, by the same threads, in
+    /// turn; for the norm `rotation`, or `read_two_write_one`.
     pub baseline: String,
     /// The baseline's median.
     pub baseline_ns: f64,
@@ -118,7 +118,7 @@ impl SpeedRow {
     }
 }
 
-/// What one implementation held in memory for a number of layers. Empty where it was not measured
+/// The memory that one implementation held for a number of layers. Empty where it was not measured
 /// or has no formula.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MemoryRow {
@@ -138,7 +138,7 @@ pub struct MemoryRow {
     pub dtype: DType,
     /// True if autodiff recomputes instead of keeping.
     pub checkpointing: bool,
-    /// Whose memory: `flex`, or the NPU.
+    /// The device whose memory it is: `flex`, or the NPU.
     pub device: String,
     /// Who rotated.
     pub implementation: String,
@@ -173,11 +173,11 @@ pub struct MemoryRow {
     pub composed_ratio: Option<f64>,
     /// The same for `burn::nn::RotaryEncoding`.
     pub rotary_encoding_ratio: Option<f64>,
-    /// What has to be known about the row.
+    /// A remark on the row.
     pub note: String,
 }
 
-/// What causal attention held in memory, forward and backward. Empty where it was not run.
+/// The memory that causal attention held, forward and backward. Empty where it was not run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AttentionRow {
     /// The model of the shape.
@@ -192,7 +192,7 @@ pub struct AttentionRow {
     pub head_dim: usize,
     /// The element type of q, k and v.
     pub dtype: DType,
-    /// Whose memory: `flex`, or the NPU.
+    /// The device whose memory it is: `flex`, or the NPU.
     pub device: String,
     /// Who attended.
     pub implementation: String,

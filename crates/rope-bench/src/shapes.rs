@@ -5,7 +5,7 @@ use rope_core::{AxisLayout, HeadsLayout, Layout, Pairing, RopeError, RotarySpec}
 /// q and k of a named model, for one sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// What has this shape.
+    /// The name of the model.
     pub name: &'static str,
     /// Tokens.
     pub seq: usize,
