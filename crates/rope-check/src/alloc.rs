@@ -48,7 +48,7 @@ struct Class {
     peak: AtomicIsize,
 }
 
-/// What happened while something ran.
+/// Allocations and live bytes while a closure ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
     /// The most bytes live at one time, beyond those that were live before.

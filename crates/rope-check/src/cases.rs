@@ -94,7 +94,8 @@ fn lanes(count: usize) -> AxisLayout {
     AxisLayout::Lanes((0..count).map(lane).collect())
 }
 
-/// What lanes as data pick from: lanes that do not turn, and lanes that turn the other way.
+/// The frequencies that lanes as data pick from: 0 for lanes that do not rotate, negative ones for
+/// lanes that rotate the other way.
 const LISTED: [f64; 10] = [1.0, -0.8, 0.0, 0.51, 0.37, -0.2, 0.11, 0.0, 0.03, 0.004];
 
 fn case(levels: &[usize]) -> Result<Case, RopeError> {

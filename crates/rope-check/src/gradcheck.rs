@@ -46,15 +46,15 @@ use crate::tolerance::{Operation, allowed};
 pub struct Row {
     /// Name of the case.
     pub case: String,
-    /// What was checked.
+    /// The check.
     pub check: &'static str,
-    /// What computed it.
+    /// The engine that computed it.
     pub engine: String,
     /// The type of q and k.
     pub dtype: DType,
     /// The largest error, as far as the tolerance varies the largest in units of it.
     pub max_error: f64,
-    /// What was allowed there.
+    /// The error allowed there.
     pub tolerance: f64,
     /// True if all errors were within tolerance.
     pub pass: bool,
@@ -139,8 +139,8 @@ pub fn suite() -> Result<Vec<(NamedCase, Depth)>, RopeError> {
         .collect())
 }
 
-/// What is quick enough for an unoptimised build: [`cases::pairwise`] and [`cases::per_head`] in
-/// full, [`cases::models`] for the kernels.
+/// The cases that are quick enough for an unoptimised build: [`cases::pairwise`] and
+/// [`cases::per_head`] in full, [`cases::models`] for the kernels.
 ///
 /// # Errors
 /// As [`suite`].
@@ -381,7 +381,7 @@ pub(crate) fn parts(case: &Case) -> Vec<Part> {
 /// keep away from.
 const STEP: f64 = 1.0 / 32.0;
 
-/// What may be left of a derivative after rounding: differences of `terms` terms of order 1 over
+/// The largest error of a derivative by rounding: differences of `terms` terms of order 1 over
 /// twice the smaller step, weighted 4/3 and 1/3 by Richardson.
 fn difference_tolerance(terms: usize) -> f64 {
     let loss = 4.0 * terms as f64;
@@ -670,7 +670,7 @@ impl Autodiff {
         }
     }
 
-    /// What the step applies to q and k; its backward applies the transpose.
+    /// The operation that the step applies to q and k; its backward applies the transpose.
     fn operation(self) -> Direction {
         match self {
             Self::Inverse => Direction::Adjoint,

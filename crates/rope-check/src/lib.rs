@@ -1,5 +1,5 @@
-//! What `mrope verify`, `mrope gradcheck` and the tests share: the implementations under test
-//! under one trait, and the checks that run over all of them.
+//! The parts that `mrope verify`, `mrope gradcheck` and the tests share: the implementations under
+//! test under one trait, and the checks that run over all of them.
 
 pub mod alloc;
 #[cfg(feature = "ascend")]

@@ -2,7 +2,7 @@
 
 use crate::buffer::DType;
 
-/// What a compared value is the result of.
+/// The operation that a compared value results from.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Operation {
     /// A rotation of inputs of order 1, by cos and sin of at most 1 in the type that is computed

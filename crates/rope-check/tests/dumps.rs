@@ -122,7 +122,7 @@ impl File {
         rows
     }
 
-    /// What is said of a tensor in f64, which has to fail.
+    /// The diagnosis of a tensor in f64, which has to fail.
     fn diagnosis(&self, tensor: &str) -> Option<String> {
         let mut rows = self.rows().into_iter();
         let row = rows.find(|row| row.tensor == tensor).expect("it is there");
@@ -355,7 +355,7 @@ fn a_value_that_no_rounding_makes_has_no_such_cause() {
     far[5] += 0.01;
     let altered = altered.floats("q_out.f32", &[1, HEADS, 1, HEAD_DIM], &far);
     assert_eq!(altered.diagnosis("q_out"), None);
-    // What is rounded everywhere is: results in bf16 and in f32, at positions of no size.
+    // Results rounded everywhere are named: in bf16 and in f32, at small positions.
     let near = [1, 2, 3];
     for (store, to) in [(bf16_of as fn(f64) -> f64, "16 bits"), (f32_of, "f32")] {
         let said = Program { store, ..RIGHT }
@@ -529,7 +529,7 @@ fn a_rotation_is_read_whole_or_refused_by_the_key() {
     assert!(said.contains("a key \"theta\" that is not read"), "{said}");
     let said = error(&|stated| stated.replace("single", "striped"));
     assert!(said.contains(r#"as {"striped": [24, 20, 20]}"#), "{said}");
-    // What is known is read.
+    // Known keys are read.
     let whole = ROTATION.replace(
         "\"theta\": 1000000.0",
         r#""rotary_dim": 32, "rotary_offset": 0, "attention_scaling": 1.0,

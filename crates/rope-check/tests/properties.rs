@@ -1,4 +1,4 @@
-//! What must hold of any rotation, tried on random ones, in f64.
+//! Properties of any rotation, tried on random ones, in f64.
 
 use proptest::collection::vec;
 use proptest::prelude::*;

@@ -15,7 +15,7 @@ use rope_ascend::sys::aclDataType;
 use crate::buffer::{Buffer, DType};
 use crate::engine::{Engine, EngineError};
 
-/// Which code of the device rotates.
+/// The device code that rotates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Path {
     /// This project's kernels.

@@ -12,7 +12,7 @@ use crate::buffer::{Buffer, DType};
 /// rope-core's kernels.
 #[derive(Clone, Copy, Debug)]
 pub struct Cpu {
-    /// Which instructions.
+    /// The instruction set.
     pub instructions: InstructionSet,
     /// Over how many threads.
     pub parallelism: Parallelism,

@@ -26,7 +26,7 @@ use crate::buffer::{Buffer, DType};
 /// One rotation to perform.
 #[derive(Clone, Debug)]
 pub struct Case {
-    /// What to do.
+    /// The rotation.
     pub spec: RotarySpec,
     /// For which tokens; `batch * seq` of them, or `seq`.
     pub positions: Positions,

@@ -1,4 +1,4 @@
-//! Which kind of file a path is.
+//! The kind of file at a path.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -21,7 +21,7 @@ pub enum Artifact {
     Prompts(PromptCases),
     /// Something else.
     Other {
-        /// What about it says so.
+        /// The reason why it is none of these.
         reason: &'static str,
     },
 }

@@ -27,7 +27,7 @@ const THETAS: [f64; 4] = [1e4, 5e5, 1e6, 5e6];
 
 /// A rotation that is not the metadata's.
 struct Mistake {
-    /// What of it differs, as "pairing adjacent, not half".
+    /// The difference, as "pairing adjacent, not half".
     what: String,
     case: Case,
     operation: Direction,
@@ -148,7 +148,7 @@ impl Mistake {
         })
     }
 
-    /// What differs with one thing more.
+    /// The difference with one thing more.
     fn and(&self, what: String) -> String {
         match &self.what[..] {
             "" => what,
@@ -267,7 +267,7 @@ struct Suspect<'a> {
     vectors: &'a GoldenVectors,
     mapping: &'a Mapping,
     bounds: Vec<Bound>,
-    /// What f32 arithmetic by given angles may do to a value of each row.
+    /// The largest error of f32 arithmetic with given angles, for a value of each row.
     f32_limits: Vec<f64>,
 }
 
@@ -292,7 +292,7 @@ impl<'a> Suspect<'a> {
         self.mapping.truth.name.clone()
     }
 
-    /// What a rotation makes of the input.
+    /// The input after a rotation.
     fn image(&self, case: &Case, direction: Direction) -> Option<Vec<f64>> {
         self.image_by(case, case.angles().ok()?.rows(), direction)
     }
@@ -316,7 +316,7 @@ impl<'a> Suspect<'a> {
         Some(image)
     }
 
-    /// What a mistaken rotation, or its adjoint, makes of the input.
+    /// The input after a mistaken rotation, or its adjoint.
     fn image_of(&self, mistake: &Mistake, direction: Direction) -> Option<Vec<f64>> {
         match &mistake.angles {
             None => self.image(&mistake.case, direction),
@@ -367,7 +367,7 @@ impl<'a> Suspect<'a> {
         self.mapping.truth.values.iter().all(|x| *x == 0.0)
     }
 
-    /// What the file did instead of the metadata's rotation.
+    /// The operation that the file has instead of the metadata's rotation.
     fn diagnose_forward(&self) -> Option<(String, Option<Mistake>)> {
         let (name, input) = (self.name(), &self.mapping.input);
         let expected = self.image(&self.vectors.case, self.vectors.operation)?;
@@ -483,7 +483,8 @@ impl<'a> Suspect<'a> {
         errors
     }
 
-    /// What the file has in the place of the gradient of a rotation, which may be a mistaken one.
+    /// The values that the file has in the place of the gradient of a rotation, which may be a
+    /// mistaken one.
     fn diagnose_gradient(&self, mistake: Option<&Mistake>) -> Option<String> {
         let vectors = self.vectors;
         let (name, upstream) = (self.name(), &self.mapping.input);

@@ -17,7 +17,7 @@ pub enum GoldenError {
         "is not a complete safetensors file ({detail}); it may be truncated: copy or dump it again"
     )]
     Container {
-        /// What the parser says.
+        /// The message of the parser.
         detail: String,
     },
     /// JSON that does not parse, or a frequency table without a field.
@@ -26,13 +26,13 @@ pub enum GoldenError {
          again"
     )]
     Json {
-        /// What the parser says, with line and column.
+        /// The message of the parser, with line and column.
         detail: String,
     },
     /// A file of another kind, where a golden one was asked for.
     #[error("is no golden file: {reason}")]
     NotGolden {
-        /// What about it says so.
+        /// The reason why it is not golden.
         reason: &'static str,
     },
     /// A metadata key that everything else needs.
@@ -40,7 +40,7 @@ pub enum GoldenError {
     MissingMetadata {
         /// The key.
         key: &'static str,
-        /// What it says.
+        /// The value that it should have, in words.
         expected: &'static str,
     },
     /// A metadata value that cannot be used.
@@ -48,9 +48,9 @@ pub enum GoldenError {
     Metadata {
         /// The key.
         key: &'static str,
-        /// What it may say.
+        /// The values that it may have, in words.
         expected: &'static str,
-        /// What it says.
+        /// The value that it has.
         found: String,
     },
     /// A key of the rotation that nothing reads.
@@ -79,7 +79,7 @@ pub enum GoldenError {
     MissingTensor {
         /// The tensor, with the types that would do.
         name: String,
-        /// What needs it.
+        /// The comparison that needs it.
         needed_by: String,
         /// The tensors present.
         found: String,
@@ -151,7 +151,8 @@ pub enum GoldenError {
     },
 }
 
-/// What a file says that has the upstream gradient of q or k, and not the gradient that it makes.
+/// The diagnosis of a file with the upstream gradient of q or k, and without the gradient computed
+/// from it.
 pub(crate) fn lost_gradient(of: &str) -> String {
     format!(
         "no gradient: the operator that wrote this file has none, or the gradient of {of} is lost \

@@ -68,7 +68,7 @@ struct Grids {
     second_per_grid_ts: Option<Vec<f64>>,
 }
 
-/// Whose position ids a version of transformers gives: the option that reproduces it.
+/// The option that reproduces the position ids of a version of transformers.
 pub(crate) fn version_of(transformers: Option<&str>) -> Compatibility {
     match transformers {
         Some(version) if version.starts_with("4.") => Compatibility::Transformers4_57,

@@ -11,7 +11,7 @@ use crate::buffer::{Buffer, DType};
 use crate::engine::Engine;
 use crate::tolerance::{Operation, allowed, unit};
 
-/// What makes cos and sin, where rows of rotations name the engine.
+/// The engine's name in rows of cos and sin, where rows of rotations name the engine.
 const ANGLES: &str = "angles";
 /// Roundings between theta and an f64 angle, in the truth and here together: each divides an
 /// exponent, takes a power (of at most one unit, so two halves) and multiplies by the position.
@@ -345,7 +345,7 @@ fn orders(
     Ok(lane_of.iter().map(order).collect())
 }
 
-/// What roundings here come to, and those of a truth whose angles were rounded.
+/// The error by roundings here, at least that of a truth whose angles were rounded.
 fn from_truth(truth: &Values, computed: f64) -> f64 {
     if truth.is_f64() {
         computed

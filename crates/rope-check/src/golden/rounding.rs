@@ -11,7 +11,7 @@ pub(super) const SHIFTS: &[i32] = &[0, 1, -1, 2, -2, 3, -3, 4, -4, 5, -5, 6, -6,
 
 /// The types that a program holds the parts of its angles in; F64 for those that it does not round.
 pub(super) struct Rounding {
-    /// What a diagnosis calls it.
+    /// The name in a diagnosis.
     pub(super) what: String,
     position: DType,
     frequency: DType,
@@ -72,8 +72,8 @@ impl Rounding {
         self.frequency == DType::F32
     }
 
-    /// What makes the angle of each lane; of each head's, where heads have frequencies of their
-    /// own.
+    /// The summands of each lane's angle; of each head's lanes, where heads have their own
+    /// frequencies.
     ///
     /// # Errors
     /// Those of [`rope_core::RotarySpec::inv_freq`].

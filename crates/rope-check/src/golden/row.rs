@@ -10,7 +10,7 @@ pub struct Row {
     /// The element type that the engine worked on, as `f32`; `i64` for position ids, `-` for a
     /// tensor that is missing.
     pub dtype: &'static str,
-    /// What computed it.
+    /// The engine that computed it.
     pub engine: String,
     /// The largest absolute difference; infinite for a NaN, and for a tensor that is missing.
     pub max_abs: f64,
@@ -26,7 +26,7 @@ pub struct Row {
     /// The known mistake that makes the file's values, where the file is at fault and one is found.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub diagnosis: Option<String>,
-    /// What a reader should know of it, though it passes.
+    /// A note for the reader, though it passes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
 }
@@ -36,9 +36,9 @@ pub struct Row {
 pub struct Worst {
     /// Its index, or its name.
     pub at: String,
-    /// What the engine computed.
+    /// The value that the engine computed.
     pub found: f64,
-    /// What the file says.
+    /// The value in the file.
     pub expected: f64,
     /// The difference allowed there.
     pub tolerance: f64,

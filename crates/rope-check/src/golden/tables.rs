@@ -8,7 +8,7 @@ use super::row::Row;
 use crate::buffer::DType;
 use crate::tolerance::{Operation, allowed};
 
-/// What makes the frequencies, where rows of rotations name the engine.
+/// The engine's name in rows of frequencies, where rows of rotations name the engine.
 pub(super) const ENGINE: &str = "frequencies";
 
 /// Frequencies and attention scaling of named rope parameters.

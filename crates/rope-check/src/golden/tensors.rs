@@ -14,7 +14,7 @@ use crate::buffer::{Buffer, DType};
 
 /// The tensors and the metadata of a file.
 pub(crate) struct Tensors {
-    /// What messages call the file, after the name of a tensor; empty where they name it
+    /// The file's name in messages, after the name of a tensor; empty where they name it
     /// themselves.
     origin: String,
     pub(crate) metadata: HashMap<String, String>,
@@ -25,7 +25,7 @@ pub(crate) struct Tensors {
 /// A tensor's values.
 #[derive(Clone, Debug)]
 pub(crate) struct Values {
-    /// What messages call it.
+    /// The name in messages.
     pub(crate) name: String,
     pub(crate) shape: Vec<usize>,
     pub(crate) values: Vec<f64>,
@@ -134,7 +134,7 @@ impl Tensors {
     }
 }
 
-/// What the comparison of a model needs beyond that.
+/// Methods for the comparison of a model.
 #[cfg(feature = "models")]
 impl Tensors {
     /// The tensor of that name.

@@ -36,11 +36,11 @@ pub(super) const TRUTH_TYPES: [&str; 2] = ["f64", "f32"];
 const COS: [&str; 2] = ["cos", "freqs_cis_re"];
 const SIN: [&str; 2] = ["sin", "freqs_cis_im"];
 
-/// What another implementation made of one rotary module.
+/// Another implementation's results for one rotary module.
 #[derive(Clone, Debug)]
 pub struct GoldenVectors {
     pub(super) case: Case,
-    /// What made q_out of q: the rotation, or the inverse.
+    /// The operation from q to q_out: the rotation, or the inverse.
     pub(super) operation: Direction,
     /// q, and k where it is there.
     pub(super) forward: Vec<Mapping>,
@@ -358,7 +358,7 @@ impl File {
         Ok(())
     }
 
-    /// What is compared with dhead_frequencies, if the file has that.
+    /// The comparison with dhead_frequencies, if the file has that.
     fn frequency_gradient(
         &self,
         frequencies: Option<&Values>,
@@ -447,7 +447,7 @@ const ROTATION_KEYS: [&str; 8] = [
     "frequencies",
     "attention_scaling",
 ];
-/// What others call them.
+/// Other programs' names of the keys.
 const ROTATION_ALIASES: [(&str, &str); 9] = [
     ("base", "theta"),
     ("rope_theta", "theta"),
@@ -503,7 +503,7 @@ fn expect_known_keys(stated: &str, spec: &RotarySpec) -> Result<(), GoldenError>
             let others = ROTATION_KEYS.into_iter().filter(|key| *key != "theta");
             return Err(unknown("theta", "", &others.collect::<Vec<_>>()));
         }
-        // What was read of them.
+        // The frequencies as they were read.
         let read = serde_json::to_value(spec.frequencies()).unwrap_or_default();
         for (at, given, read) in [
             ("frequencies.", given, &read),

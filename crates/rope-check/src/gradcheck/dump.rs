@@ -130,7 +130,7 @@ fn sum(terms: impl Iterator<Item = f64>) -> f64 {
     terms.sum()
 }
 
-/// What a look at the wrong gradient says.
+/// The description of a wrong gradient.
 fn problem(
     of: &str,
     head_dim: usize,

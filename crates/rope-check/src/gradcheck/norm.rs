@@ -148,7 +148,7 @@ fn derivatives(
     Ok(rows.swap_remove(0))
 }
 
-/// What may be left of a derivative after rounding, of `terms` terms of order 4.
+/// The largest error of a derivative by rounding, of `terms` terms of order 4.
 fn tolerance(terms: usize) -> f64 {
     let smallest = STEP / f64::from(1 << (STEPS - 1));
     f64::EPSILON * 4.0 * terms as f64 * 4.0 / smallest

@@ -99,7 +99,7 @@ impl ModelError {
     }
 }
 
-/// What became of a folder.
+/// The outcome for a folder.
 pub struct Report {
     /// One row per tensor.
     pub rows: Vec<Row>,

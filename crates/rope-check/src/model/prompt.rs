@@ -49,7 +49,7 @@ impl OwnedPrompt {
         })
     }
 
-    /// Which elements of a tensor belong to tokens that are attended to.
+    /// A predicate of a tensor's elements: true for those of tokens that are attended to.
     ///
     /// # Errors
     /// If it is not `[B,S,..]` (`seq_axis` 1) or `[B,H,S,..]` (2) of this prompt.
