@@ -218,7 +218,7 @@ const SQUARE: i32 = 14;
 const LEFT: i32 = 330;
 const TOP: i32 = 60;
 
-/// What a row is of, without its layer.
+/// The part of the model that a row is of, without its layer.
 fn part(row: &Row) -> String {
     let Some(layer) = row.layer else {
         return row.name.clone();

@@ -30,8 +30,8 @@ mod tests {
 
     use crate::Cli;
 
-    /// What a block of code says it is. `rust,ignore` is not among them, nor is a block that says
-    /// nothing, which rustdoc takes for Rust.
+    /// The languages that a block of code may state. `rust,ignore` is not among them. A block
+    /// without a language, which rustdoc takes for Rust, is an error.
     const LANGUAGES: [&str; 7] = [
         "rust",
         "rust,no_run",
@@ -212,7 +212,7 @@ mod tests {
         text.chars().all(|c| c.is_ascii_lowercase())
     }
 
-    /// What is wrong with a command line.
+    /// Checks a command line; the error says what is wrong with it.
     fn fault(words: &[String]) -> Result<(), String> {
         if words[0] == "mrope" {
             return parses(words);

@@ -116,7 +116,7 @@ fn finding(name: &str, found: &Finding) -> String {
     }
 }
 
-/// What to do, in numbered steps. One remedy serves many findings: each is listed once.
+/// The remedies, in numbered steps. One serves many findings: each is listed once.
 fn remedies(diagnosis: &Diagnosis) -> Vec<String> {
     let libraries = diagnosis.libraries.iter().map(|library| &library.found);
     let devices = diagnosis.devices.iter().map(|device| &device.found);

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 /// # Errors
 /// If it cannot be written; the earlier file is as it was then.
 pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
-    // What a link names is replaced, not the link.
+    // Replaces the target of a link, not the link.
     let target = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let earlier = target.metadata().ok();
     if earlier.as_ref().is_some_and(|earlier| !earlier.is_file()) {

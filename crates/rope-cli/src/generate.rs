@@ -20,9 +20,9 @@ use crate::device::{Compute, Device, TokenArgs};
 use crate::finetune::Precision;
 use crate::stdio::{note, plain, stdout};
 
-/// What ends an answer where the folder does not say.
+/// The token that ends an answer where the folder names none.
 const END: &str = "<|im_end|>";
-/// What a decoder puts in the place of bytes that are no text yet.
+/// The character that a decoder puts in the place of bytes that are no text yet.
 const UNFINISHED: char = '\u{fffd}';
 /// Tokens that may be waited for until they are text: a character has at most four bytes.
 const WAITED: usize = 8;
@@ -102,8 +102,8 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_name = "FACTOR")]
     repetition_penalty: Option<f64>,
 
-    /// What computes: cpu, gpu (the first GPU), gpu:N, ascend (the first NPU), ascend:N, ascend-sim
-    /// (a simulated NPU), or remote:ws://HOST:PORT (a device that `mrope serve` serves)
+    /// Device: cpu, gpu (the first GPU), gpu:N, ascend (the first NPU), ascend:N, ascend-sim (a
+    /// simulated NPU), or remote:ws://HOST:PORT (a device that `mrope serve` serves)
     #[arg(long, default_value = "cpu")]
     device: Device,
 
@@ -131,7 +131,7 @@ struct Question {
     sample: TrainingSample,
 }
 
-/// What has been generated, and how long it took.
+/// The tokens and answers generated, and the time that they took.
 struct Speed {
     started: Instant,
     prompt_tokens: usize,

@@ -23,7 +23,7 @@ use crate::stdio::{plain, stdout};
 use crate::table::{Table, or_dash};
 use crate::verify::counted;
 
-/// What to check, and in which form to report it.
+/// The checks to run, and the form of their report.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct GradcheckArgs {
     /// Check these dumps of another program's rotation instead: files of q, q_out, gq and dq, and

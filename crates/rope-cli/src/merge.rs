@@ -28,7 +28,7 @@ pub(crate) struct MergeArgs {
     #[arg(long, value_name = "DIR", required = true)]
     adapter: Vec<PathBuf>,
 
-    /// What the effect of each adapter is multiplied with, with commas [default: 1 for each]
+    /// Factor of each adapter's effect, separated by commas [default: 1 for each]
     #[arg(long, value_name = "NUMBERS", value_delimiter = ',', value_parser = factor)]
     weights: Vec<f64>,
 

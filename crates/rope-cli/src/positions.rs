@@ -73,7 +73,7 @@ impl PositionsArgs {
     }
 }
 
-/// Whose ids.
+/// The rule or release whose ids are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Version {
     /// The rule that the models were designed with

@@ -24,7 +24,7 @@ impl Write for Stdout {
 
 fn named(error: io::Error) -> io::Error {
     if error.kind() == io::ErrorKind::Interrupted {
-        // Which callers try again.
+        // Callers try again.
         return error;
     }
     let message = format!("cannot write to standard output: {error}");

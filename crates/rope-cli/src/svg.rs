@@ -1,4 +1,4 @@
-//! What the program's pictures have in common.
+//! The parts that the program's pictures have in common.
 
 use std::error::Error;
 use std::path::Path;

@@ -67,7 +67,7 @@ pub(crate) struct VerifyArgs {
     json: bool,
 }
 
-/// What rotates in a model.
+/// The implementation that rotates in a model.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum RotaryChoice {
     Fused,
@@ -217,13 +217,13 @@ impl Engines {
     }
 }
 
-/// What became of one file.
+/// The outcome for one file.
 struct Outcome {
     file: String,
     result: Result<Vec<Row>, Box<dyn Error>>,
     /// Why it, or a part of it, was not compared.
     skipped: Option<String>,
-    /// What the engines, or element types, are known not to take.
+    /// The comparisons that known limits of engines or element types rule out.
     refused: Vec<Refused>,
     /// Rows that an engine or a model computed.
     rotated: usize,

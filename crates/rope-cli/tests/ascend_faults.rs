@@ -13,7 +13,7 @@ use burn_ascend::serve::{self, Token};
 use burn_ascend::{Ascend, AscendDevice, operations};
 use common::{HANG, Served, fresh, host, mrope, npus, says, text, within};
 
-/// What an NPU's session holds of the simulator.
+/// The simulator's objects that an NPU's session holds: allocations, streams, descriptors.
 fn held() -> (usize, usize, usize) {
     let live = control::live();
     (live.allocations, live.streams, live.descriptors)

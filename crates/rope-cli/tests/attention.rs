@@ -231,8 +231,8 @@ fn norms_run_on_the_npu_forward_and_backward() {
         let norm_runs = ["aclnnRmsNorm", "aclnnRmsNormGrad"].map(|name| runs.get(name).copied());
         assert_eq!(norm_runs, [Some(1); 2], "{dtype:?}");
     }
-    // What an installation refuses is computed of ordinary operations.
-    // Of other sizes than before, of which plans are kept.
+    // Operators that the installation refuses are composed from ordinary operations. The sizes are
+    // new, since plans are kept for the earlier ones.
     for (tokens, refused) in [(4, "aclnnRmsNorm"), (5, "aclnnRmsNormGrad")] {
         let expected = normalised(&cpu, DType::F32, tokens);
         control::inject_fault(&format!("{refused}GetWorkspaceSize"), 1, 561_002);

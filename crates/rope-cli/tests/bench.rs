@@ -20,9 +20,9 @@ fn succeeded(arguments: &[&str]) -> String {
     text(&output.stdout)
 }
 
-/// What a layer's two nodes may cost in the graph itself.
+/// The bytes that a layer's two nodes may take in the graph itself.
 const BOOKKEEPING_BYTES: usize = 4 << 10;
-/// What the kernels' tasks work in.
+/// The working memory of the kernels' tasks.
 const WORKSPACE_BYTES: usize = 512 << 10;
 
 #[test]

@@ -147,7 +147,7 @@ fn mrope(command: &str, file: &Path) -> (i32, Vec<Value>) {
     (code, objects(&output.stdout))
 }
 
-/// What `mrope verify` says of a tensor: the same in every element type.
+/// The diagnosis of a tensor by `mrope verify`: the same in every element type.
 fn diagnosis(rows: &[Value], tensor: &str) -> Option<String> {
     let mut tensor_rows = rows.iter().filter(|row| row["tensor"] == tensor);
     let said = tensor_rows.next().expect("it is compared")["diagnosis"].clone();
@@ -333,7 +333,7 @@ fn a_gradient_that_the_framework_did_not_give_is_lost() {
     for (command, field) in [("verify", "diagnosis"), ("gradcheck", "problem")] {
         let (code, rows) = mrope(command, &file);
         assert_eq!(code, 1);
-        // What the operator made of q is right, in every type.
+        // The operator's result for q is right, in every type.
         let (passed, failed): (Vec<_>, Vec<_>) = rows.iter().partition(|row| row["pass"] == true);
         assert!(passed.iter().all(|row| row["tensor"] == "q_out"));
         assert_eq!(

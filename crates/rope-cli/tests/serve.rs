@@ -179,7 +179,7 @@ fn try_session(address: &str) -> std::io::Result<TcpStream> {
     Ok(stranger)
 }
 
-/// What a connection is told before it is closed.
+/// The message that a connection receives before it is closed.
 fn told(mut stranger: TcpStream) -> String {
     let mut told = Vec::new();
     match stranger.read_to_end(&mut told) {
@@ -413,7 +413,7 @@ fn strangers(address: &str, count: usize) -> Vec<TcpStream> {
     (0..count).map(connect).collect()
 }
 
-/// What is wrong with a check of golden vectors on the served device; nothing if it passes.
+/// The output of a failed check of golden vectors on the served device; empty if it passes.
 fn owner_verifies(served: &Served) -> String {
     let fixture = rope_check::fixtures()
         .expect("the test runs in the workspace")
@@ -456,7 +456,7 @@ fn a_signal_stops_it_within_five_seconds_also_while_strangers_are_connected() {
     }
 }
 
-/// What a [`relay`] does to a client with the token.
+/// The fault that a [`relay`] adds to the connection of a client with the token.
 #[derive(Clone, Copy)]
 enum Fault {
     /// The connection ends after some bytes in either direction.
@@ -571,7 +571,7 @@ fn what_holds_no_token_is_refused() {
             says(&said, format!("{path} is no regular file"));
         }
     }
-    // What a full disk once left, and the next run took.
+    // A token that a full disk once cut short, and the next run took.
     let cut = fresh("cut.token");
     std::fs::write(&cut, "0123456789").expect("writes");
     #[cfg(unix)]

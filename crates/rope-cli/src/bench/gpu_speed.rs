@@ -15,8 +15,7 @@ use rope_core::{Direction, HeadsLayout, Layout, Positions, RotarySpec};
 
 use super::memory::float;
 
-/// What rotations are compared with: for one token a launch that does nothing else, otherwise a
-/// copy.
+/// The baselines of rotations: for one token a launch that does nothing else, otherwise a copy.
 const LAUNCH: &str = "launch";
 const COPY: &str = "copy";
 
@@ -30,7 +29,7 @@ struct Launches<const D: usize> {
     angles: RotaryAngles,
     /// q and k, never written.
     source: [Tensor<D>; 2],
-    /// What is rotated in place.
+    /// The tensors that are rotated in place.
     state: Option<[Tensor<D>; 2]>,
     /// One element.
     one: Tensor<1>,

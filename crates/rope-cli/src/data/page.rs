@@ -65,7 +65,7 @@ pub(super) fn write(
     Ok(files::replace(path, html.as_bytes())?)
 }
 
-/// What the check found.
+/// The findings of the check.
 fn found(html: &mut String, report: &DataReport) -> std::fmt::Result {
     for findings in &report.findings {
         let class = match findings.severity {

@@ -37,7 +37,7 @@ pub(super) struct Checked<'a> {
     pub(super) args: &'a CheckArgs,
     pub(super) report: &'a DataReport,
     pub(super) seconds: f64,
-    /// What was drawn.
+    /// The file of the picture that was drawn.
     pub(super) picture: &'a Path,
 }
 

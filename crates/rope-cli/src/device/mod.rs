@@ -260,7 +260,7 @@ impl Compute {
             .map_err(|error| ExecutionError::with_context(error.to_string()))
     }
 
-    /// What an NPU of this process did since then; nothing for other devices.
+    /// The usage of an NPU of this process since then; nothing for other devices.
     ///
     /// # Errors
     /// Those of the device, also of work whose result nobody has read.
@@ -279,7 +279,7 @@ impl Compute {
     }
 }
 
-/// What training took from an NPU.
+/// The peak memory and the fallbacks of training on an NPU.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Usage {
     /// Most bytes in the device's tensors at once.
@@ -319,7 +319,7 @@ impl Usage {
 /// A device's failure, as a user needs it.
 pub(crate) fn explained(error: &ExecutionError) -> String {
     let reason = error.reason();
-    // What burn-remote says where the connection closed before the answer came.
+    // The words of burn-remote where the connection closed before the answer came.
     if reason.contains("RecvError") || reason.contains("channel closed") {
         return format!(
             "the connection to the device's server is lost: the server was stopped, or an \
@@ -329,7 +329,7 @@ pub(crate) fn explained(error: &ExecutionError) -> String {
     reason.to_owned()
 }
 
-/// Which code of an NPU rotates.
+/// The NPU code that rotates.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Rotating {
     Kernels,
@@ -353,7 +353,7 @@ pub(crate) struct DeviceArgs {
 }
 
 impl DeviceArgs {
-    /// Which code of an NPU rotates.
+    /// The NPU code that rotates.
     pub(crate) fn path(&self) -> ascend::Path {
         match self.path {
             None | Some(Rotating::Kernels) => ascend::Path::Kernels,

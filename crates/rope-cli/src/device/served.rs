@@ -93,8 +93,8 @@ impl NpuRanks {
         }
     }
 
-    /// What they compute with the others once they have joined, by their burn devices without
-    /// autodiff.
+    /// The operations that they compute with the others once they have joined, by their burn
+    /// devices without autodiff.
     pub(crate) fn collective(
         &self,
         first: usize,
@@ -109,7 +109,7 @@ impl NpuRanks {
         })
     }
 
-    /// What the collectives of the first device were, and whether they add in a fixed order.
+    /// The traffic of the first device's collectives, and whether they add in a fixed order.
     pub(crate) fn traffic(&self) -> (Traffic, bool) {
         let npu = self.0[0];
         (npu.traffic(), npu.is_deterministic())
@@ -310,7 +310,7 @@ fn token_of(file: File, path: &Path) -> Result<Token, Box<dyn Error>> {
     Token::new(&text).map_err(|_| format!("the token file {} is empty", path.display()).into())
 }
 
-/// What is known of a token file, which is neither a folder nor a pipe.
+/// The metadata of a token file, which is neither a folder nor a pipe.
 fn regular(found: io::Result<Metadata>, path: &Path) -> Result<Metadata, String> {
     let path = path.display();
     let found = found.map_err(|error| format!("the token file {path}: {error}"))?;

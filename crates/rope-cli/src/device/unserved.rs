@@ -1,4 +1,4 @@
-//! What `served.rs` has, in a program without it.
+//! The items of `served.rs`, in a program without it.
 
 use std::error::Error;
 use std::sync::Arc;

@@ -12,7 +12,7 @@ use crate::svg::{self, Area, BLUE, Drawn, FONT, ORANGE};
 /// Width and height of one chart.
 const CHART: (i32, i32) = (480, 380);
 
-/// What is drawn of a line of the log.
+/// The fields of a line of the log that are drawn.
 #[derive(Deserialize)]
 struct Line {
     step: usize,

@@ -42,7 +42,7 @@ const CURVES: &str = "curves.svg";
 /// The exit code that a shell reports for a process that SIGINT ended.
 const INTERRUPTED: i32 = 128 + 2;
 
-/// What all devices of a run train on.
+/// The inputs that all devices of a run share.
 struct Job {
     args: FinetuneArgs,
     config: VlmConfig,
@@ -301,7 +301,7 @@ fn steps_of_epochs(
     Ok(usize::try_from(args.loader_options().batches(&lengths))?)
 }
 
-/// What the run is of: another does not continue it.
+/// The identity of the run: another does not continue it.
 fn identity(
     args: &FinetuneArgs,
     index: &DataIndex,

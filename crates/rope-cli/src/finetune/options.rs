@@ -281,7 +281,7 @@ impl FinetuneArgs {
         }
     }
 
-    /// What one update is made of.
+    /// The size of the batch of one update.
     pub(super) fn batch_size(&self) -> BatchSize {
         match self.batch_tokens {
             Some(tokens) => BatchSize::Tokens(tokens),
@@ -289,7 +289,7 @@ impl FinetuneArgs {
         }
     }
 
-    /// Whether more than one device computes.
+    /// True if more than one device computes.
     pub(super) fn is_several(&self) -> bool {
         self.device.len() > 1 || self.hosts > 1
     }

@@ -1,4 +1,4 @@
-//! What a run says of its steps.
+//! Messages of a run about its steps.
 
 use std::time::{Duration, Instant};
 

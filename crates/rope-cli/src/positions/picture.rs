@@ -155,7 +155,7 @@ struct Map {
     ids: Vec<f64>,
     /// Of all ids, also those that are not drawn.
     range: String,
-    /// Which part of the rows and columns is drawn; empty if all are.
+    /// The part of the rows and columns that is drawn, in words; empty if all are.
     drawn: String,
 }
 

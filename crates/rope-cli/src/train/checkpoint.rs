@@ -205,7 +205,8 @@ fn is_ours(path: &Path) -> bool {
         .all(|file| path.join(file).is_file())
 }
 
-/// What is named like a checkpoint in `folder`, whichever program made it, by number.
+/// The entries of `folder` that are named like a checkpoint, whichever program made them, by
+/// number.
 fn named(folder: &Path) -> Result<Vec<(usize, PathBuf)>> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,

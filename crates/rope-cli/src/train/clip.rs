@@ -20,7 +20,7 @@ const ASK: usize = 1;
 /// Index of the first word that names a coordinate.
 const COORDINATES: usize = 2;
 
-/// What a position is.
+/// The axes of a position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Axes {

@@ -125,7 +125,7 @@ impl Digits {
         &self.images[digit]
     }
 
-    /// What one scan shows.
+    /// The digit that one scan shows.
     pub(crate) fn label(&self, digit: usize) -> u8 {
         self.labels[digit]
     }
@@ -166,7 +166,7 @@ pub(crate) struct Question {
 /// scans.
 const NUDGES: [[isize; 2]; 5] = [[0, 0], [-1, 0], [1, 0], [0, -1], [0, 1]];
 
-/// What randomness is drawn for; each use has a stream of its own.
+/// The use of random numbers; each use has its own stream.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Draw {
     /// The questions of one training step.

@@ -124,7 +124,7 @@ pub(crate) enum RotaryChoice {
     None,
 }
 
-/// Which channels of a head form a pair.
+/// The pairing of a head's channels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum PairingChoice {

@@ -37,7 +37,7 @@ pub(crate) struct Trainer {
     history: History,
 }
 
-/// What the model receives besides the questions, the same in each step; on one device.
+/// The inputs of the model besides the questions, the same in each step; on one device.
 struct Context {
     device: Device,
     mask: Tensor<4>,

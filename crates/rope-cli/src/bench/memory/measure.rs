@@ -24,7 +24,7 @@ pub(in crate::bench) fn float(dtype: DType) -> FloatDType {
     }
 }
 
-/// What turns q and k into what the next layer gets.
+/// A function from q and k to those of the next layer.
 type Pair = Box<dyn Fn(Tensor<4>, Tensor<4>) -> (Tensor<4>, Tensor<4>)>;
 /// By name; none where it cannot rotate the shape.
 type NamedPair = (&'static str, Option<Pair>);

@@ -1,4 +1,4 @@
-//! What is counted, in which processes.
+//! The counted subjects, and the processes that count them.
 
 use std::error::Error;
 use std::process::{Command, Stdio};
@@ -56,8 +56,8 @@ pub(crate) struct MemoryArgs {
     /// With gradient checkpointing, without it, or both.
     #[arg(long, value_enum, default_value = "both", value_name = "WHICH")]
     checkpointing: Checkpointing,
-    /// Whose memory: cpu, gpu (the first GPU), gpu:N, ascend (the first NPU), ascend:N, or
-    /// ascend-sim (a simulated NPU).
+    /// Device whose memory is counted: cpu, gpu (the first GPU), gpu:N, ascend (the first NPU),
+    /// ascend:N, or ascend-sim (a simulated NPU).
     #[arg(long, default_value = "cpu")]
     device: Device,
     /// Attention instead of rotations: a key head of Qwen2.5-VL-7B and its query heads.

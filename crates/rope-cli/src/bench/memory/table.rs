@@ -118,8 +118,8 @@ impl Layers<'_> {
         format!("{table}{notes}")
     }
 
-    /// What a layer adds: the difference to the row of the fewest layers where there is one, else
-    /// the mean over the layers.
+    /// The amount that a layer adds: the difference to the row of the fewest layers where there is
+    /// one, else the mean over the layers.
     fn a_layer(&self, row: &MemoryRow, value: impl Fn(&MemoryRow) -> Option<f64>) -> Option<f64> {
         let scheme = |row: &MemoryRow| (row.implementation.clone(), row.checkpointing);
         let fewest = self.rows.iter().find(|other| {
