@@ -33,8 +33,8 @@ impl Cut {
 
     /// Divides samples of these lengths into micro-batches: the indices of each, ascending.
     ///
-    /// Which sample comes first decides between equal lengths alone. One that is longer than
-    /// [`Cut::tokens`] is alone.
+    /// The order of the samples decides between equal lengths alone. One longer than
+    /// [`Cut::tokens`] has its own micro-batch.
     pub fn divide(self, lengths: &[usize]) -> Vec<Vec<usize>> {
         // The sort is stable.
         let mut order: Vec<usize> = (0..lengths.len()).collect();
@@ -79,12 +79,12 @@ pub enum SampleRows {
     Padded {
         /// The number of rows.
         rows: usize,
-        /// Whether each token is a token and not padding, \[rows x length\].
+        /// True for a token, false for padding, \[rows x length\].
         attention_mask: Vec<bool>,
     },
 }
 
-/// What goes through the model at once.
+/// The samples of one pass through the model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MicroBatch {
     /// Token ids, row after row; 0 for padding.

@@ -19,12 +19,12 @@ pub enum VlmDataError {
         /// The message of the system.
         reason: String,
     },
-    /// What is wrong with the contents of a file.
+    /// An error in the contents of a file.
     #[error("{}: {source}", path.display())]
     InFile {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The error.
         source: Box<VlmDataError>,
     },
     /// Bytes of no format that is read.
@@ -157,7 +157,7 @@ pub enum VlmDataError {
     Config {
         /// The key.
         key: &'static str,
-        /// What can be used.
+        /// The values that can be used, in words.
         expected: &'static str,
         /// The value found, as JSON, or `absent`.
         found: String,
@@ -180,9 +180,9 @@ pub enum VlmDataError {
     InRecord {
         /// The line where the record begins, from 1.
         line: u64,
-        /// Which picture or video, counted from 1.
+        /// The picture or video, counted from 1.
         place: String,
-        /// What is wrong.
+        /// The error.
         source: Box<VlmDataError>,
     },
     /// A thread that the system does not start.

@@ -33,7 +33,7 @@ pub struct SampleOptions {
     pub fps: Option<f64>,
 }
 
-/// What a model is trained on, from one record.
+/// The training data of a model from one record.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TrainingSample {
     /// The line where the record begins, from 1.

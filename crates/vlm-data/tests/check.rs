@@ -368,7 +368,7 @@ fn the_example_has_no_faults() {
     }
 }
 
-/// What the model sees is what was resized: a picture that is not resized comes back.
+/// The model sees the resized picture: one that is not resized comes back.
 #[test]
 fn patches_show_their_pictures() {
     let encoder = encoder(None);

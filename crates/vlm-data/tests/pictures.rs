@@ -160,7 +160,7 @@ fn files_are_those_of_pil_and_transformers() {
             ("on_white", on_white.clone()),
         ];
         if name.ends_with(".jpg") {
-            // What is made of a JPEG's pixels is that of any picture's.
+            // The pixels of a JPEG are processed as those of any picture.
             let reference = open(
                 entry["reference"].as_str().expect("a name"),
                 &ReadOptions::default(),

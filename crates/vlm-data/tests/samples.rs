@@ -561,7 +561,7 @@ fn options_that_contradict_each_other_are_refused() {
     }
 }
 
-/// What an encoder makes of one record, as text, or the error.
+/// The sample of one record and its text, or the error.
 fn encode(
     encoder: &SampleEncoder,
     record: &Value,

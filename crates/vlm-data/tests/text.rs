@@ -742,7 +742,7 @@ fn overlong_conversations_lose_whole_turns() {
     let count = |sample: &Sample| sample.input_ids.iter().filter(|&&id| id == pad).count();
     assert_eq!(count(&whole), turns * pads);
 
-    // What is left, without dropping: the conversation of the last turns alone.
+    // The expected lengths, without dropping: those of conversations of the last turns alone.
     let mut shorter = vec![whole.input_ids.len()];
     for dropped in 1..turns {
         let mut rest = all.clone();

@@ -1,4 +1,4 @@
-//! What is wrong with records, by kind.
+//! Findings in records, by kind.
 
 use std::collections::BTreeMap;
 
@@ -39,7 +39,7 @@ const WARNINGS: [&str; 12] = [
     "turned",
 ];
 
-/// What was found of one kind.
+/// The findings of one kind.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Findings {
     /// A short name, such as `marks`.
@@ -59,7 +59,7 @@ pub struct Findings {
 pub struct FoundAt {
     /// The line where the record begins, from 1.
     pub line: u64,
-    /// What was found and what to do. It may hold any text of the file.
+    /// The finding, with the remedy. It may hold any text of the file.
     pub message: String,
 }
 
@@ -156,7 +156,7 @@ fn kind_of_problem(problem: &RecordProblem) -> &'static str {
     }
 }
 
-/// What the threads have found so far.
+/// The findings of all threads so far.
 #[derive(Default)]
 pub(super) struct Collector {
     pub(super) records: u64,

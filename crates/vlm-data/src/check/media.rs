@@ -1,4 +1,4 @@
-//! What is wrong with pictures and frames.
+//! Findings in pictures and frames.
 
 use std::borrow::Cow;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -15,7 +15,7 @@ const PIXEL_BYTES: u64 = 9;
 /// A picture whose area grows by more is blurred.
 const ENLARGED: usize = 16;
 
-/// What a picture is for.
+/// The use of a picture.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Use {
     Picture,

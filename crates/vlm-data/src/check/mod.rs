@@ -35,7 +35,7 @@ const REMEMBERED: usize = 1 << 22;
 pub struct CheckOptions {
     /// Threads; all cores by default.
     pub threads: usize,
-    /// Whether pictures are decoded. Their headers alone show sizes, but no damage behind them.
+    /// True if pictures are decoded. Their headers alone show sizes, but no damage behind them.
     pub pixels: bool,
 }
 
@@ -226,7 +226,7 @@ impl<R: Iterator<Item = text::Result<Conversation>> + Send> Check<'_, R> {
     }
 }
 
-/// What makes two records the same: roles, texts and files.
+/// A hash of a record's roles, texts and files, which make two records the same.
 fn hash_of(conversation: &Conversation) -> u64 {
     let mut hasher = DefaultHasher::new();
     for message in &conversation.messages {

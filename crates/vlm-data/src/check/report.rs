@@ -1,4 +1,4 @@
-//! What a check counted.
+//! The counts of a check.
 
 use std::ops::Range;
 
@@ -17,7 +17,7 @@ pub struct DataReport {
     pub records: u64,
     /// Records with an error.
     pub bad_records: u64,
-    /// What was found, errors first, in order of their first lines.
+    /// The findings, errors first, in order of their first lines.
     pub findings: Vec<Findings>,
     /// The samples that can be trained on, in order of the file.
     pub samples: Vec<SampleCounts>,
@@ -25,7 +25,7 @@ pub struct DataReport {
     pub max_tokens: Option<usize>,
 }
 
-/// What a sample counts.
+/// The counts of a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SampleCounts {
     /// The number of its record in the file, from 0.
@@ -83,7 +83,7 @@ pub struct Packing {
 }
 
 impl DataReport {
-    /// Whether any record has an error.
+    /// True if any record has an error.
     pub fn has_errors(&self) -> bool {
         self.of(Severity::Error).next().is_some()
     }

@@ -1,4 +1,4 @@
-//! What is suspicious in texts that can be trained on.
+//! Suspicious parts of texts that can be trained on.
 
 use super::findings::Found;
 use crate::picture::BoxForm;

@@ -2,19 +2,19 @@
 
 use super::read::Alpha;
 
-/// What the bytes of a decoded picture are.
+/// The format of a decoded picture's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Samples {
     /// 1 is grey, 2 grey and alpha, 3 RGB, 4 RGBA.
     pub(super) channels: usize,
-    /// Whether a sample has 16 bits, in the byte order of the machine.
+    /// True if a sample has 16 bits, in the byte order of the machine.
     pub(super) wide: bool,
-    /// Whether 16 bits of grey are cut off at 255 rather than divided by 256.
+    /// True if 16 bits of grey are cut off at 255 rather than divided by 256.
     ///
     /// PIL keeps 16 bits of grey alone and cuts them off when it converts them; all other kinds
     /// it reads as 8 bits.
     pub(super) clipped: bool,
-    /// Whether the last channel is an alpha of the picture.
+    /// True if the last channel is an alpha of the picture.
     pub(super) alpha: bool,
 }
 
@@ -24,7 +24,7 @@ impl Samples {
         self.channels * if self.wide { 2 } else { 1 }
     }
 
-    /// Whether a pixel is not opaque, and whether a level is cut off.
+    /// Two flags: true if a pixel is not opaque, and true if a level is cut off.
     pub(super) fn surprises(self, bytes: &[u8]) -> (bool, bool) {
         let level = |sample: &[u8]| match *sample {
             [first, second] => u16::from_ne_bytes([first, second]),

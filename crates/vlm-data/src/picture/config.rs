@@ -66,10 +66,10 @@ pub struct PictureConfig {
     pub min_pixels: u64,
     /// The largest area of a resized picture in pixels; of all its frames together for GLM.
     pub max_pixels: u64,
-    /// Whether pictures are resized; if not, their sides must be multiples of
+    /// True if pictures are resized; if not, their sides must be multiples of
     /// `patch_size * merge_size`.
     pub resize: bool,
-    /// What the levels 0 to 255 are multiplied by; `None`: they stay.
+    /// The factor of the levels 0 to 255; `None`: they stay.
     pub rescale: Option<f64>,
     /// Mean and standard deviation of each colour, in units of the rescaled levels, by which
     /// pictures are normalised; `None`: they are not.
@@ -162,7 +162,7 @@ struct Class {
     rule: ResizeRule,
     /// `size.shortest_edge` and `size.longest_edge`.
     limits: [u64; 2],
-    /// Whether it reads `min_pixels` and `max_pixels`.
+    /// True if it reads `min_pixels` and `max_pixels`.
     reads_pixels: bool,
     patch_size: usize,
     colours: [[f64; 3]; 2],
@@ -628,7 +628,7 @@ mod tests {
         assert_eq!(limits(&qwen(size)), [65_536, 16_777_216]);
         let both = r#", "max_pixels": 70000, "size": {"shortest_edge": 65536, "longest_edge": 7}"#;
         assert_eq!(limits(&qwen(both)), [65_536, 70_000]);
-        // What transformers 4.4x saved.
+        // As transformers 4.4x saved it.
         let old =
             r#", "min_pixels": 4, "max_pixels": 5, "size": {"min_pixels": 4, "max_pixels": 5}"#;
         assert_eq!(limits(&qwen(old)), [4, 5]);

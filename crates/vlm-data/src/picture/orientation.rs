@@ -1,13 +1,13 @@
-//! Which way up a picture is, as its camera wrote.
+//! The orientation of a picture, as its camera wrote it.
 
 /// Orientations 1 to 8 of EXIF, as the way from a pixel of the upright picture to the stored one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Orientation {
-    /// Whether rows of the upright picture are columns of the stored one.
+    /// True if rows of the upright picture are columns of the stored one.
     swap: bool,
-    /// Whether columns of the stored picture count from its right.
+    /// True if columns of the stored picture count from its right.
     mirror_x: bool,
-    /// Whether rows of the stored picture count from below.
+    /// True if rows of the stored picture count from below.
     mirror_y: bool,
 }
 

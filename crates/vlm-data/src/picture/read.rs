@@ -23,7 +23,7 @@ pub struct Picture {
     rgb: Vec<u8>,
 }
 
-/// What becomes of transparency.
+/// The treatment of transparency.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Alpha {
     /// It is dropped, and the colours below it appear: what `load_image` of transformers does,
@@ -40,10 +40,10 @@ pub enum Alpha {
 pub struct ReadOptions {
     /// The largest number of pixels that is decoded. The default is PIL's, 178,956,970.
     pub max_pixels: u64,
-    /// Whether the orientation that a camera wrote is applied, as `load_image` of transformers
+    /// True if the orientation that a camera wrote is applied, as `load_image` of transformers
     /// does. qwen-vl-utils, LLaMA-Factory and ms-swift take pictures as they are stored.
     pub upright: bool,
-    /// What becomes of transparency.
+    /// The treatment of transparency.
     pub alpha: Alpha,
 }
 
@@ -174,7 +174,7 @@ impl Picture {
     }
 }
 
-/// What is read of a file.
+/// The part of a file that is read.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Wanted {
     Pixels,
@@ -233,7 +233,7 @@ pub(super) fn checked_pixels(width: u64, height: u64, options: &ReadOptions) -> 
     }
 }
 
-/// What a decoder may allocate beside the pixels that it is given room for.
+/// Limits on a decoder's allocations, beside the pixels that it is given room for.
 fn limits(options: &ReadOptions) -> Limits {
     let mut limits = Limits::no_limits();
     limits.max_alloc = Some(
@@ -245,7 +245,7 @@ fn limits(options: &ReadOptions) -> Limits {
     limits
 }
 
-/// What a file holds.
+/// The contents of a file.
 pub(crate) struct Contents {
     /// RGB as stored, empty unless it is wanted.
     pub(crate) rgb: Vec<u8>,
@@ -253,14 +253,14 @@ pub(crate) struct Contents {
     stored: [usize; 2],
     /// How to turn them.
     orientation: Option<Orientation>,
-    /// Whether a pixel is transparent by an alpha of its own; known with pixels.
+    /// True if a pixel is transparent by its own alpha; known with pixels.
     pub(crate) is_transparent: bool,
-    /// Whether it has levels of grey above 255, which are cut off; known with pixels.
+    /// True if it has levels of grey above 255, which are cut off; known with pixels.
     pub(crate) is_clipped: bool,
 }
 
 impl Contents {
-    /// Whether the pixels are turned or mirrored.
+    /// True if the pixels are turned or mirrored.
     pub(crate) fn is_turned(&self) -> bool {
         self.orientation.is_some()
     }

@@ -34,9 +34,9 @@ pub enum TextError {
     Changed {
         /// The file.
         path: PathBuf,
-        /// What it was.
+        /// Its earlier size and time.
         expected: String,
-        /// What it is.
+        /// Its present size and time.
         found: String,
     },
     /// A record of a data file that cannot be trained on; the records after it can be read.
@@ -44,7 +44,7 @@ pub enum TextError {
     Record {
         /// The line where the record begins, from 1.
         line: u64,
-        /// What is wrong with it.
+        /// The problem.
         problem: Box<RecordProblem>,
     },
     /// A folder without a tokenizer.
@@ -62,7 +62,7 @@ pub enum TextError {
     Tokenizer {
         /// The file or folder.
         path: PathBuf,
-        /// What is wrong.
+        /// The cause.
         reason: String,
     },
     /// A text that the tokenizer refused.
@@ -97,12 +97,12 @@ pub enum TextError {
     MissingToken {
         /// The token.
         token: &'static str,
-        /// What it is needed for.
+        /// The purpose that it is needed for.
         purpose: &'static str,
     },
 }
 
-/// What is wrong with one record: what was expected, what was found, and what to do.
+/// A problem of one record; the message has the expectation, the finding and the remedy.
 #[derive(Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecordProblem {
@@ -223,7 +223,7 @@ pub enum RecordProblem {
     Base64 {
         /// Where.
         key: String,
-        /// What is wrong.
+        /// The cause.
         detail: &'static str,
     },
     /// A video's frame rate out of range.
@@ -253,7 +253,7 @@ pub enum RecordProblem {
     /// A box that is not one.
     #[error("box {index} is {found:?}; expected 2 or 4 finite numbers with x1 <= x2 and y1 <= y2")]
     Box {
-        /// Which, from 0.
+        /// Its index, from 0.
         index: usize,
         /// Its numbers.
         found: Vec<f64>,
@@ -265,7 +265,7 @@ pub enum RecordProblem {
         size[0], size[1]
     )]
     BoxOutside {
-        /// Which, from 0.
+        /// Its index, from 0.
         index: usize,
         /// Its numbers.
         found: Vec<f64>,
@@ -275,7 +275,7 @@ pub enum RecordProblem {
     /// A box of a picture that the record lacks.
     #[error("box {index} belongs to picture {image}, the record has {images}")]
     BoxImage {
-        /// Which, from 0.
+        /// Its index, from 0.
         index: usize,
         /// The picture, from 0.
         image: usize,

@@ -77,7 +77,7 @@ impl Json {
         }
     }
 
-    /// What `self` is, for an error message.
+    /// The kind of `self`, for an error message.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {

@@ -21,7 +21,7 @@ pub const IGNORED: i64 = -100;
 /// More tokens than any model attends to; refused before memory is taken for them.
 const MAX_TOKENS: usize = 1 << 24;
 
-/// Which tokens of the assistant's turns are trained on.
+/// The rule that selects the trained tokens of the assistant's turns.
 ///
 /// In ChatML (Qwen) a turn is `<|im_start|>assistant`, a line break, the answer, `<|im_end|>` and a
 /// line break. All rules train on the answer and on both tokens after it. They differ where an
@@ -46,7 +46,7 @@ pub enum LabelRule {
     Generation,
 }
 
-/// Which of the assistant's turns are trained on. A message's own `loss` is stronger.
+/// The turns of the assistant that are trained on. A message's own `loss` is stronger.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Trained {
     /// All.
@@ -57,7 +57,7 @@ pub enum Trained {
     LastTurn,
 }
 
-/// What to do with a conversation longer than the limit. Nothing is ever cut inside a turn, and so
+/// The treatment of a conversation longer than the limit. Nothing is ever cut inside a turn, and so
 /// never inside a picture.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Overlong {
@@ -73,15 +73,15 @@ pub enum Overlong {
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct EncodeOptions {
-    /// What of a turn is trained on.
+    /// The rule that selects the trained tokens of a turn.
     pub rule: LabelRule,
-    /// Which turns are.
+    /// The turns that are trained on.
     pub trained: Trained,
     /// The limit of tokens, pads included; none allows 16,777,216.
     pub max_tokens: Option<usize>,
-    /// What to do above it.
+    /// The treatment of a conversation above it.
     pub overlong: Overlong,
-    /// What the template sees besides the messages.
+    /// The inputs of the template besides the messages.
     pub render: RenderOptions,
 }
 
@@ -100,7 +100,7 @@ pub struct Sample {
     pub dropped_turns: usize,
 }
 
-/// What a conversation is encoded for.
+/// The purpose that a conversation is encoded for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Purpose {
     /// Its answers have labels.
@@ -122,8 +122,8 @@ const GLM_START: &str = "<|assistant|>";
 const GLM_USER: &str = "<|user|>";
 const GLM_ROLES: [&str; 4] = ["<|system|>", GLM_USER, GLM_START, "<|observation|>"];
 
-/// What a tokenizer reads as a mark of turns or pictures, of any family. Marks of boxes and of
-/// thoughts are not among them: answers may hold those.
+/// The strings that a tokenizer reads as marks of turns or pictures, of any family. Marks of boxes
+/// and of thoughts are not among them: answers may hold those.
 const RESERVED: [&str; 22] = [
     "<|endoftext|>",
     "<|im_start|>",
@@ -745,7 +745,7 @@ enum Attempt {
     TooLong(usize),
 }
 
-/// What of a turn is trained on.
+/// The part of a turn that is trained on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Train {
     All,
@@ -754,7 +754,7 @@ enum Train {
     None,
 }
 
-/// What is trained on of each of the assistant's turns.
+/// The part of each of the assistant's turns that is trained on.
 fn trained(messages: &[Message], options: &EncodeOptions) -> Vec<Train> {
     let answers = messages
         .iter()

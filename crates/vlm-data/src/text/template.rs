@@ -33,7 +33,7 @@ const MAX_TEMPLATE_BYTES: usize = 1 << 20;
 /// The name under which the engine keeps the template.
 const NAME: &str = "chat_template";
 
-/// What is rendered with the messages.
+/// The inputs that are rendered with the messages.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct RenderOptions {
@@ -165,7 +165,7 @@ impl ChatTemplate {
         &self.source
     }
 
-    /// Whether the template marks the assistant's text with the tag `generation`.
+    /// True if the template marks the assistant's text with the tag `generation`.
     #[must_use]
     pub fn has_generation(&self) -> bool {
         self.has_generation
@@ -654,7 +654,7 @@ fn to_json(state: &State, value: &Value, options: Kwargs) -> Result<String, Erro
     Ok(text)
 }
 
-/// What Python's `str` gives.
+/// The result of Python's `str`.
 fn python_text(value: &Value) -> Result<String, Error> {
     Ok(match value.kind() {
         ValueKind::Undefined => String::new(),
@@ -668,7 +668,7 @@ fn python_text(value: &Value) -> Result<String, Error> {
     })
 }
 
-/// What Python's `repr` gives.
+/// Appends the result of Python's `repr`.
 fn write_repr(out: &mut String, value: &Json) {
     match value {
         Json::Null => out.push_str("None"),

@@ -28,7 +28,7 @@ const MAX_SPACES: usize = 100_000;
 /// Text to token ids, as the folder's tokenizer in transformers.
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
-    /// What a chat template knows by name: `bos_token`, `eos_token`, `pad_token`, ...
+    /// The tokens that a chat template knows by name: `bos_token`, `eos_token`, `pad_token`, ...
     special: Vec<(String, String)>,
 }
 
@@ -133,7 +133,7 @@ impl Tokenizer {
         self.inner.token_to_id(token)
     }
 
-    /// Whether `token` is an added token, which is recognised in any text.
+    /// True if `token` is an added token, which is recognised in any text.
     #[must_use]
     pub fn is_added(&self, token: &str) -> bool {
         self.inner

@@ -167,7 +167,7 @@ impl Axis {
     }
 }
 
-/// Whether columns are resized before rows. Versions of Pillow differ in when that is cheaper.
+/// True if columns are resized before rows. Versions of Pillow differ in when that is cheaper.
 ///
 /// # Source
 /// `ImagingResampleInner` of src/libImaging/Resample.c in Pillow 13.0.0; `resize` of Image.py in

@@ -17,7 +17,7 @@ pub struct DataIndex {
     path: PathBuf,
     options: FileOptions,
     places: Vec<Place>,
-    /// Whether records are the items of an array.
+    /// True if records are the items of an array.
     is_array: bool,
     stamp: Stamp,
     fingerprint: u64,
@@ -74,7 +74,7 @@ impl DataIndex {
         self.places.len()
     }
 
-    /// Whether there is no record.
+    /// True if there is no record.
     pub fn is_empty(&self) -> bool {
         self.places.is_empty()
     }

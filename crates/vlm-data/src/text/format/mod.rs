@@ -53,7 +53,7 @@ pub enum Format {
 pub struct FileOptions {
     /// The layout of each record.
     pub format: Format,
-    /// What relative paths are relative to; the folder of the file, if none.
+    /// The folder that relative paths start from; that of the file, if none.
     pub media_folder: Option<PathBuf>,
     /// The longest record in bytes; pictures as base64 count.
     pub max_record_bytes: usize,
@@ -112,9 +112,9 @@ pub enum Part {
 pub struct Message {
     /// Who speaks.
     pub role: Role,
-    /// What is said, in order.
+    /// The parts of its content, in order.
     pub parts: Vec<Part>,
-    /// Whether the message is trained on, if the record tells.
+    /// True if the message is trained on; none if the record does not tell.
     pub loss: Option<bool>,
     /// All other keys, such as `reasoning_content` and `tool_calls`, for the chat template.
     pub extra: Vec<(String, Json)>,

@@ -179,7 +179,7 @@ impl<'a> Media<'a> {
                 (_, Some(at)) => (at, VIDEO),
                 _ => (rest.len(), ""),
             };
-            // What Python's str.strip removes.
+            // Removes the same characters as Python's str.strip.
             let piece = &rest[..at];
             let piece = if strip {
                 piece.trim_matches(is_python_space)
@@ -491,7 +491,7 @@ fn tools(record: &Json) -> Result<Option<Json>> {
     }
 }
 
-/// What every conversation must have, whatever its format.
+/// Checks the rules for every conversation, whatever its format.
 fn check(messages: &[Message]) -> Result<()> {
     for (index, message) in messages.iter().enumerate() {
         let number = index + 1;

@@ -146,7 +146,7 @@ impl<R: BufRead> Records<R> {
         }
         let place = self.place();
         while self.peek()?.is_some() {
-            // What `peek` has read; an error it would have returned.
+            // The bytes that `peek` has read; an error it would have returned.
             let bytes = self.input.fill_buf().unwrap_or_default();
             let end = bytes
                 .iter()
