@@ -25,8 +25,8 @@ use crate::vision::{VisionInputs, onward};
 pub struct Backward<'a> {
     /// Runs each layer again in the backward pass, instead of keeping what its backward needs.
     pub recompute: bool,
-    /// What the loss is multiplied with before its gradient is computed: the share of this batch
-    /// in a larger one.
+    /// The factor that the loss is multiplied with before its gradient is computed: the share of
+    /// this batch in a larger one.
     pub weight: f64,
     /// A seed of dropout for each sequence, in their order; nothing is dropped without. With its
     /// seed a sequence drops the same beside any others.
@@ -315,7 +315,7 @@ impl Vlm {
     }
 }
 
-/// What a pass through the tower keeps.
+/// The tensors that a pass through the tower keeps.
 struct Seen {
     /// The inputs of the blocks, and the output of the last, or nothing.
     inputs: Vec<Tensor<2>>,
@@ -379,7 +379,7 @@ impl ModuleVisitor for Collect<'_> {
     }
 }
 
-/// Whether a module has a parameter that is trained.
+/// True if a module has a parameter that is trained.
 pub(crate) fn trains(module: &impl Module) -> bool {
     struct Any(bool);
     impl ModuleVisitor for Any {

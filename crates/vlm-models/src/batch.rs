@@ -66,7 +66,7 @@ impl Batch {
         &self.position_ids
     }
 
-    /// What all layers of the decoder share.
+    /// The inputs that all layers of the decoder share.
     pub(crate) fn common<'a>(&'a self, draws: Option<&'a Draws>) -> Common<'a> {
         Common {
             angles: &self.angles,

@@ -615,7 +615,7 @@ impl DeltaConfig {
                 expected: "1 or more",
             });
         }
-        // What is beyond is refused with the other sizes.
+        // More layers are refused with the other sizes.
         let layers = 0..layers.min(MAX_LAYERS);
         Ok(Self {
             key_heads: raw.linear_num_key_heads,

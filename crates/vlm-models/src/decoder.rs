@@ -235,7 +235,7 @@ struct SelfAttention {
     rotary: Rotary,
     heads: usize,
     kv_heads: usize,
-    /// Whether `q_proj` makes a gate of the output too, head by head after q.
+    /// True if `q_proj` computes a gate of the output too, head by head after q.
     output_gate: bool,
 }
 
@@ -304,7 +304,7 @@ impl SelfAttention {
         let (q, k) = match (&self.q_norm, &self.k_norm) {
             (Some(q_norm), Some(k_norm)) => {
                 if recording {
-                    // What comes between norm and rotation exists in no other pass.
+                    // The tensors between norm and rotation exist in no other pass.
                     let (q, k) = (q_norm.forward(q.clone())?, k_norm.forward(k.clone())?);
                     keep("pre", &q, &k);
                 }

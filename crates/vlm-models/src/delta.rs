@@ -212,7 +212,7 @@ impl DeltaAttention {
         [g, sigmoid(b.cast(wide))]
     }
 
-    /// What a cache has before the first token.
+    /// The state of a cache before the first token.
     fn fresh(&self, mixed: &Tensor<3>) -> (Tensor<4>, Tensor<4>) {
         let config = &self.config;
         let [rows, _, channels] = mixed.dims();

@@ -56,7 +56,7 @@ pub enum VlmError {
         key: &'static str,
         /// The value found, as JSON.
         found: String,
-        /// What is supported.
+        /// The values that are supported, in words.
         expected: &'static str,
     },
     /// Sizes that contradict each other.
@@ -172,7 +172,7 @@ pub enum VlmError {
         path: PathBuf,
         /// Their names.
         names: Vec<String>,
-        /// What is wrong with them.
+        /// The cause.
         reason: &'static str,
     },
     /// An adapter that was trained beside another checkpoint.

@@ -267,7 +267,8 @@ impl Sink {
         partial.push(".partial");
         let partial = PathBuf::from(partial);
         let create = || -> std::io::Result<Self> {
-            // What a save that was cut left, or a link, goes: nothing is written through it.
+            // Removes the partial file of a save that was cut, or a link: nothing is written
+            // through it.
             std::fs::remove_file(&partial).or_else(|error| match error.kind() {
                 ErrorKind::NotFound => Ok(()),
                 _ => Err(error),

@@ -190,8 +190,8 @@ pub struct Sampling {
     pub top_p: f64,
     /// Of the random numbers.
     pub seed: u64,
-    /// What the random numbers of each row depend on besides the seed, so that a row draws the
-    /// same tokens in any batch; its index where there is none.
+    /// Numbers that the random numbers of each row depend on besides the seed, so that a row draws
+    /// the same tokens in any batch; its index where there is none.
     pub rows: Vec<u64>,
 }
 
@@ -328,7 +328,7 @@ fn unreadable(name: &str) -> impl FnOnce(ExecutionError) -> VlmError {
     }
 }
 
-/// What a checkpoint folder says about generation.
+/// The generation settings of a checkpoint folder.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GenerationConfig {
     /// Tokens that end an answer.

@@ -161,7 +161,7 @@ pub(crate) struct RmsNorm {
     pub(crate) weight: Param<Tensor<1>>,
     #[module(skip)]
     pub(crate) epsilon: f64,
-    /// Whether 1 is added to the weight.
+    /// True if 1 is added to the weight.
     #[module(skip)]
     pub(crate) unit_offset: bool,
 }
@@ -199,7 +199,7 @@ impl RmsNorm {
     }
 }
 
-/// What all layers of a pass share.
+/// The inputs that all layers of a pass share.
 #[derive(Clone, Copy)]
 pub(crate) struct Common<'a> {
     pub(crate) angles: &'a RotaryAngles,

@@ -35,7 +35,7 @@ pub(crate) struct Adapter {
     /// The probability with which an input of A is dropped.
     #[module(skip)]
     dropout: f64,
-    /// Which of the model's adapters it is.
+    /// Its index among the model's adapters.
     #[module(skip)]
     index: u64,
 }

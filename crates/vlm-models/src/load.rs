@@ -115,7 +115,7 @@ pub(crate) struct Found {
     pub(crate) stored: Stored,
 }
 
-/// Which parameters a file has.
+/// The parameters that a file has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// All but those of adapters.

@@ -1,4 +1,4 @@
-//! What is trained: parts of the model, or low-rank adapters beside its linear layers.
+//! The trained parameters: parts of the model, or low-rank adapters beside its linear layers.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ use crate::trace::Sampled;
 pub enum ModelPart {
     /// The vision tower: patch embedding, learned positions and blocks.
     Tower,
-    /// What turns the tower's output into the decoder's embeddings and features.
+    /// The layers from the tower's output to the decoder's embeddings and features.
     Merger,
     /// The language decoder with word embeddings and output head.
     Decoder,
@@ -57,9 +57,9 @@ pub struct LoraConfig {
     pub rslora: bool,
     /// The parts of the model that have adapters.
     pub parts: Vec<ModelPart>,
-    /// Which linear layers of these parts have adapters; none stands for all. Each is the end of
-    /// the layer's name in transformers, as `q_proj` or `attn.qkv`, or a regular expression for
-    /// the whole name, as `model\.language_model\.layers\.[0-3]\..*`.
+    /// The linear layers of these parts that have adapters; none stands for all. Each is the end of
+    /// the layer's name in transformers, as `q_proj` or `attn.qkv`, or a regular expression for the
+    /// whole name, as `model\.language_model\.layers\.[0-3]\..*`.
     pub targets: Vec<String>,
 }
 
@@ -78,7 +78,7 @@ impl Default for LoraConfig {
 }
 
 impl LoraConfig {
-    /// What adapters of this configuration are multiplied with.
+    /// The factor that adapters of this configuration are multiplied with.
     pub fn scale(&self) -> f64 {
         let rank = self.rank as f64;
         self.alpha / if self.rslora { rank.sqrt() } else { rank }
@@ -152,7 +152,7 @@ pub struct Parameter {
 }
 
 impl Parameter {
-    /// Whether weight decay applies: to matrices, not to norms and biases.
+    /// True if weight decay applies: to matrices, not to norms and biases.
     pub fn decays(&self) -> bool {
         self.shape.len() > 1
     }

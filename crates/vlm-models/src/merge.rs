@@ -56,7 +56,7 @@ pub struct Merge {
 #[derive(Debug)]
 pub(crate) struct OpenAdapter {
     file: AdapterFile,
-    /// What its product B A is multiplied with.
+    /// The factor of its product B A.
     scale: f64,
 }
 
@@ -347,7 +347,7 @@ impl Merge {
 }
 
 impl OpenAdapter {
-    /// What its product is multiplied with.
+    /// The factor of its product.
     pub(crate) fn scale(&self) -> f64 {
         self.scale
     }
@@ -409,7 +409,7 @@ fn copy(source: &TensorFile, bytes: std::ops::Range<u64>, sink: &mut Sink) -> Re
     Ok(())
 }
 
-/// What a weight's sum and its rounding come to, in f64.
+/// Sums over the changes of a weight and their rounding, in f64.
 struct Sums {
     change: f64,
     rounding: f64,

@@ -134,7 +134,7 @@ impl Vlm {
             .forward(embeddings, common, deepstack, caches, trace)
     }
 
-    /// What the decoder reads: words, and merged patches in the place of their placeholders.
+    /// The input of the decoder: words, and merged patches in the place of their placeholders.
     pub(crate) fn embeddings(&self, batch: &Batch, merged: Option<Tensor<2>>) -> Tensor<3> {
         let words = self
             .language_model

@@ -104,7 +104,7 @@ pub(crate) const GLM4: Names = Names {
 };
 
 impl Names {
-    /// Whether a name of a checkpoint is of a part that no module reads.
+    /// True if a name of a checkpoint is of a part that no module reads.
     pub(crate) fn is_unread(&self, name: &str) -> bool {
         self.unread.is_some_and(|unread| name.starts_with(unread))
     }

@@ -52,7 +52,7 @@ impl Draws {
     }
 }
 
-/// What the numbers of a place are drawn from.
+/// The stream that the numbers of a place are drawn from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stream(u64);
 

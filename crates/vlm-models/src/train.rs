@@ -62,7 +62,7 @@ impl Vlm {
         }
     }
 
-    /// What each token predicts: the label of its successor.
+    /// The target of each token: the label of its successor.
     fn targets(
         &self,
         sequences: &[Range<usize>],

@@ -125,7 +125,7 @@ impl VisionConfig {
 }
 
 impl VisionInputs {
-    /// What belongs to each merged patch, in the order of the blocks.
+    /// The values of the merged patches, in the order of the blocks.
     pub(crate) fn in_order(&self, of_merged: &[usize]) -> Vec<usize> {
         match &self.windows {
             Some(windows) => windows
@@ -224,7 +224,7 @@ impl VisionTower {
         &self.blocks[index]
     }
 
-    /// Whether a parameter of [`first`](Self::first) is trained.
+    /// True if a parameter of [`first`](Self::first) is trained.
     pub(crate) fn first_trains(&self) -> bool {
         trains(&self.patch_embed)
             || self.post_conv_layernorm.as_ref().is_some_and(trains)
@@ -274,7 +274,7 @@ impl VisionTower {
         self.blocks[index].forward(hidden, common)
     }
 
-    /// Which of the decoder's features a block's output makes, if any.
+    /// The index of the decoder's feature that a block's output makes, if any.
     pub(crate) fn feature_of(&self, block: usize) -> Option<usize> {
         self.layout.deepstack.iter().position(|at| *at == block)
     }
