@@ -32,8 +32,8 @@ const RUN: &str = "run.json";
 /// Elements that cross to or from a device at once.
 const PIECE: usize = 1 << 24;
 
-/// What files have of a parameter, in the order in which it is written: all parameters, then all
-/// masters, and so on.
+/// The tensors of a parameter in files, in the order in which they are written: all parameters,
+/// then all masters, and so on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Parameter,
@@ -85,7 +85,7 @@ impl Kind {
     }
 }
 
-/// What a run is of, by name: the model, the data. Runs of other ones do not continue it.
+/// The identity of a run, by name: the model, the data. Runs with another do not continue it.
 pub(crate) type Identity = BTreeMap<String, String>;
 
 #[derive(Serialize, Deserialize)]
@@ -95,7 +95,7 @@ struct Run {
     steps: usize,
     /// Where the data go on.
     position: Option<DataPosition>,
-    /// What losses are multiplied with, in f16.
+    /// The factor that losses are multiplied with, in f16.
     loss_scale: Option<LossScale>,
     /// Updates of each parameter.
     updates: BTreeMap<String, u64>,

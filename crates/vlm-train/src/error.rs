@@ -46,7 +46,7 @@ pub enum VlmTrainError {
         "rank {rank} stopped the run: {cause}; the last checkpoint is complete, continue from it"
     )]
     Rank {
-        /// Which one.
+        /// The rank, from 0.
         rank: usize,
         /// Its error.
         cause: String,
@@ -54,9 +54,9 @@ pub enum VlmTrainError {
     /// Ranks that are not of one run.
     #[error("rank {rank} is of another run: {option} is {found}, and {expected} on rank 0")]
     OtherRank {
-        /// Which one.
+        /// The rank, from 0.
         rank: usize,
-        /// What differs.
+        /// The option that differs.
         option: String,
         /// As rank 0 has it.
         expected: String,
@@ -70,7 +70,7 @@ pub enum VlmTrainError {
         option: &'static str,
         /// As found.
         found: String,
-        /// What is allowed.
+        /// The values that are allowed, in words.
         expected: &'static str,
     },
     /// A recipe that trains no parameter.
@@ -129,7 +129,7 @@ pub enum VlmTrainError {
     NoRecord {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The cause.
         reason: String,
     },
     /// A folder with a run, which another would replace.
@@ -152,7 +152,7 @@ pub enum VlmTrainError {
          continue with what it was, or choose another folder"
     )]
     OtherRun {
-        /// What differs.
+        /// The option that differs.
         option: String,
         /// As this run has it.
         expected: String,
@@ -164,7 +164,7 @@ pub enum VlmTrainError {
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The damage.
         reason: String,
     },
     /// A saved adapter that does not change the model's logits.

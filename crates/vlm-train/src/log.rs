@@ -18,7 +18,7 @@ pub(crate) struct Log {
     file: File,
 }
 
-/// What each line has.
+/// The field that each line has.
 #[derive(Deserialize)]
 struct Line {
     step: usize,

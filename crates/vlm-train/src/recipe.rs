@@ -6,13 +6,13 @@ use vlm_models::{LoraConfig, ModelPart};
 use crate::error::{Result, VlmTrainError};
 use crate::schedule::Schedule;
 
-/// What is trained, how, and for how long. Two runs with equal recipes, models and batches have
-/// equal numbers on one device.
+/// The trained parts, the hyperparameters and the number of steps. Two runs with equal recipes,
+/// models and batches have equal numbers on one device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Recipe {
     /// Steps, each over one batch.
     pub steps: usize,
-    /// What is trained.
+    /// The parts that are trained.
     pub trained: TrainedParts,
     /// Peak learning rates.
     pub rates: Rates,
@@ -28,12 +28,13 @@ pub struct Recipe {
     pub weight_decay: f64,
     /// The largest norm of all gradients together; larger ones are scaled down to it.
     pub max_norm: Option<f64>,
-    /// What the losses of a batch's tokens are divided by.
+    /// The divisor of the losses of a batch's tokens.
     pub loss_rule: LossRule,
     /// Keeps an f32 copy of each parameter in 16 bits, which updates add up in.
     pub masters: bool,
-    /// What losses are multiplied with at first for models in f16. It is halved in a step whose
-    /// gradients overflow, which takes no update, and doubled after 2,000 steps without one.
+    /// The factor that losses are multiplied with at first for models in f16. It is halved in a
+    /// step whose gradients overflow, which takes no update, and doubled after 2,000 steps without
+    /// one.
     pub loss_scale: Option<f64>,
     /// Runs each layer again in the backward pass, instead of keeping what its backward needs.
     pub recompute: bool,
@@ -41,7 +42,7 @@ pub struct Recipe {
     pub seed: u64,
 }
 
-/// What is trained.
+/// The parts that are trained.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TrainedParts {
@@ -81,7 +82,7 @@ impl Rates {
     }
 }
 
-/// What the losses of a batch's tokens are divided by.
+/// The divisor of the losses of a batch's tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LossRule {

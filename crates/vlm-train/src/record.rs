@@ -37,7 +37,7 @@ const VERSION: u32 = 1;
 /// Larger files are refused: a record of 1024 samples of each tensor of a large model has 50 MB.
 const MAX_BYTES: u64 = 1 << 30;
 
-/// What a record says about itself.
+/// The description of a record.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RecordHeader {
     /// Of the format: 1.
@@ -62,7 +62,7 @@ pub struct RecordHeader {
 /// A recorded step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepRecord {
-    /// What it says about itself.
+    /// Its description.
     pub header: RecordHeader,
     /// The elements that were kept, by name.
     pub items: BTreeMap<String, Vec<f32>>,
@@ -136,7 +136,7 @@ impl StepRecord {
     }
 }
 
-/// What has been recorded of a step.
+/// The items recorded in a step.
 #[derive(Debug, Default)]
 pub(crate) struct Recording {
     items: BTreeMap<String, Sampled>,

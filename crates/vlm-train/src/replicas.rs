@@ -34,14 +34,14 @@ impl Trainer {
         self
     }
 
-    /// Whether this is the only rank, or the first of several.
+    /// True if this is the only rank, or the first of several.
     pub(crate) fn is_first(&self) -> bool {
         self.peers
             .as_ref()
             .is_none_or(|peers| peers.place()[0] == 0)
     }
 
-    /// Whether any rank says so.
+    /// True if `own` is true on any rank.
     pub(crate) fn does_any(&self, own: bool) -> Result<bool> {
         match &self.peers {
             Some(peers) => Ok(peers.add([usize::from(own)])? != [0]),

@@ -13,18 +13,18 @@ use crate::error::{Result, VlmTrainError};
 use crate::log::Log;
 use crate::trainer::{StepReport, Trainer};
 
-/// What a run does besides its steps.
+/// The work of a run besides its steps.
 #[derive(Clone, Copy, Debug)]
 pub struct RunOptions<'a> {
     /// The folder of log and checkpoints.
     pub folder: &'a Path,
-    /// What the run is of, by name: the model, the data. Another does not continue it.
+    /// The identity of the run, by name: the model, the data. Another does not continue it.
     pub identity: &'a BTreeMap<String, String>,
     /// Steps between checkpoints.
     pub checkpoint_every: usize,
-    /// What is validated on; nothing if empty.
+    /// The batches of validation; empty for no validation.
     pub validation: &'a [MicroBatch],
-    /// What is answered before the first step, and after each validation.
+    /// The questions that are answered before the first step, and after each validation.
     pub questions: Option<&'a Questions>,
     /// Steps between validations.
     pub validate_every: usize,
@@ -34,7 +34,7 @@ pub struct RunOptions<'a> {
     pub stop: &'a AtomicBool,
 }
 
-/// What a run tells while it runs.
+/// An event that a run reports while it runs.
 #[derive(Clone, Copy, Debug)]
 pub enum Event<'a> {
     /// A step is done.

@@ -22,7 +22,7 @@ pub enum Schedule {
 }
 
 impl Schedule {
-    /// What the peak rate is multiplied with in a step, counted from 0.
+    /// The factor of the peak rate in a step, counted from 0.
     pub fn factor(self, step: usize, warmup_steps: usize, steps: usize) -> f64 {
         if step < warmup_steps {
             return step as f64 / warmup_steps as f64;

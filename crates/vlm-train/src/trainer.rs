@@ -42,7 +42,7 @@ pub struct StepReport {
     pub loss: f64,
     /// The norm of all gradients together, before clipping.
     pub gradient_norm: f64,
-    /// What the peak rates were multiplied with.
+    /// The factor of the peak rates.
     pub rate_factor: f64,
     /// The learning rate of the decoder.
     pub learning_rate: f64,
@@ -50,7 +50,7 @@ pub struct StepReport {
     pub tokens: usize,
     /// Of these, those with a label.
     pub labelled: usize,
-    /// What the loss was multiplied with, in f16.
+    /// The factor that the loss was multiplied with, in f16.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<f64>,
     /// True if gradients overflowed in f16, so that no update was taken.
@@ -74,7 +74,7 @@ pub struct CutDifference {
     pub gradient: f64,
 }
 
-/// What the backward passes of a batch gave.
+/// The results of the backward passes of a batch.
 struct Pass {
     loss: f64,
     labelled: usize,
@@ -118,7 +118,7 @@ impl Trainer {
         &self.model
     }
 
-    /// What decides the run.
+    /// The recipe of the run.
     pub fn recipe(&self) -> &Recipe {
         &self.recipe
     }

@@ -34,7 +34,7 @@ fn compare(config: &VlmConfig, recipe: &Recipe, count: usize) -> (usize, usize) 
         trainer.step(&batch).unwrap();
         trainer
     };
-    // What is made once in a process is made now.
+    // The first call makes the values that a process makes once.
     drop(make());
     let (mut trainer, before) = ALLOCATOR.measure(1, make);
     let (done, usage) = ALLOCATOR.measure(1, || trainer.step(&batch));

@@ -24,7 +24,7 @@ use common::{ALL, Halve, load, lora, packed, recipe, samples};
 const FAMILY: &str = "qwen2_5_vl_tiny";
 const SECONDS: Duration = Duration::from_secs(20);
 
-/// What a rank does wrong.
+/// The fault of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     None,
@@ -406,7 +406,7 @@ fn host(address: &str, hosts: usize, host: usize) -> Rendezvous {
     }
 }
 
-/// What each host's ranks return.
+/// The results of each host's ranks.
 fn meet<T: Send + 'static>(
     hosts: Vec<Rendezvous>,
     work: impl Fn(&Rank) -> Result<T, String> + Send + Sync + Clone + 'static,

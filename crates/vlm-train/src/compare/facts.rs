@@ -1,4 +1,4 @@
-//! What two records have in common, by stage and name, in the order of causes.
+//! The items that two records have in common, by stage and name, in the order of causes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -380,7 +380,7 @@ impl Facts<'_> {
         }
     }
 
-    /// Whether the sides of an activation differ by a factor that is one for all channels of a
+    /// True if the sides of an activation differ by a factor that is one for all channels of a
     /// token.
     pub(super) fn is_constant_by_token(&self, name: &str) -> bool {
         let mut ranges: BTreeMap<(String, usize), (f64, f64, usize)> = BTreeMap::new();

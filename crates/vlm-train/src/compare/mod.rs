@@ -23,7 +23,7 @@ pub enum Stage {
     Forward,
     /// Gradients of activations and parameters.
     Backward,
-    /// What the step added to parameters.
+    /// The changes that the step added to parameters.
     Update,
 }
 
@@ -93,7 +93,7 @@ pub enum Fault {
     Axes,
     /// Pairs of channels, or frequencies, of a rotation.
     Pairing,
-    /// Which tokens attend to which.
+    /// The attention mask.
     Mask,
     /// The factor of attention's scores.
     AttentionScale,
@@ -103,7 +103,7 @@ pub enum Fault {
     FeedForward,
     /// The output head.
     Head,
-    /// What the losses are divided by, or their labels.
+    /// The divisor of the losses, or their labels.
     Loss,
     /// A gradient that is 0 on one side.
     LostGradient,
@@ -156,11 +156,11 @@ pub struct Suspicion {
     pub fault: Fault,
     /// Where, as `layer 1, q_proj`.
     pub place: String,
-    /// What speaks for it.
+    /// The evidence for it.
     pub because: String,
 }
 
-/// What a comparison found.
+/// The result of a comparison.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Comparison {
     /// The items of both, in the order of causes.

@@ -54,7 +54,7 @@ impl Facts<'_> {
         })
     }
 
-    /// What one side alone has, if the inputs are equal.
+    /// A parameter that one side alone has, if the inputs are equal.
     fn missing(&self, comparison: &Comparison, first: Option<&Row>) -> Option<Suspicion> {
         if first.is_some_and(|first| first.stage == Stage::Input) {
             return None;

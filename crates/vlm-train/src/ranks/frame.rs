@@ -30,7 +30,7 @@ pub(super) fn tag(key: &[u8], parts: &[&[u8]]) -> [u8; TAG] {
     outer.finalize().into()
 }
 
-/// Whether two tags are equal, in a time that does not depend on where they differ.
+/// True if two tags are equal, in a time that does not depend on where they differ.
 pub(super) fn is_equal(left: &[u8], right: &[u8]) -> bool {
     let different = left.iter().zip(right).fold(0, |all, (l, r)| all | (l ^ r));
     left.len() == right.len() && std::hint::black_box(different) == 0

@@ -25,7 +25,7 @@ pub use sums::{Collective, HostSums};
 const GRACE: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(100);
 
-/// What became of a run of several ranks.
+/// The failure that ended a run of several ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RankFailure {
     pub(crate) rank: usize,
@@ -41,14 +41,14 @@ impl From<RankFailure> for VlmTrainError {
     }
 }
 
-/// What all ranks gave in a round, in their order.
+/// The parts that all ranks gave in a round, in their order.
 type Parts = Arc<Vec<Vec<u8>>>;
 
 #[derive(Default)]
 struct Meeting {
     round: u64,
     given: Vec<Option<Vec<u8>>>,
-    /// Whether all ranks of this process have given their part, and those of others are awaited.
+    /// True if all ranks of this process have given their part, and those of others are awaited.
     is_away: bool,
     received: Parts,
     failure: Option<RankFailure>,
@@ -195,8 +195,8 @@ impl RankGroup {
         Ok(ended.into_iter().flatten().collect())
     }
 
-    /// What the next thread that ends returned; none once all have ended, or the run has failed
-    /// and the grace is over.
+    /// The result of the next thread that ends; none once all have ended, or the run has failed and
+    /// the grace is over.
     fn next_end<T>(&self, ends: &Receiver<T>, limit: &mut Option<Instant>) -> Option<T> {
         loop {
             match ends.recv_timeout(POLL) {

@@ -20,7 +20,7 @@ use super::{Link, RankFailure, RankGroup, Shared, slow};
 /// How often a side says that it is there, and after what silence it is not.
 const ALIVE: Duration = Duration::from_secs(2);
 const SILENCE: Duration = Duration::from_secs(15);
-/// What a handshake may take, and how many may be under way.
+/// The time limit of a handshake, and the most handshakes that may be under way.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 const HANDSHAKES: usize = 64;
 const HELLO_LIMIT: usize = 4096;
@@ -85,17 +85,17 @@ pub struct Rendezvous {
     pub address: String,
     /// How many hosts there are.
     pub hosts: usize,
-    /// Which of them this is, from 0.
+    /// The number of this host, from 0.
     pub host: usize,
     /// Ranks of this process.
     pub local: usize,
-    /// What all processes know and nobody else.
+    /// The secret that only the processes of the run know.
     pub token: Vec<u8>,
     /// How long the others are waited for, here and in every step.
     pub timeout: Duration,
 }
 
-/// What a process says of itself.
+/// A process's description of itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Hello {
     version: String,
@@ -106,7 +106,7 @@ struct Hello {
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// What crosses after the handshake.
+/// A message after the handshake.
 #[derive(Debug, Serialize, Deserialize)]
 enum Message {
     /// All hosts have come: the first rank of this one, and the number of all.
@@ -320,7 +320,7 @@ impl Rendezvous {
     }
 }
 
-/// What has come from the server.
+/// The parts and the failure received from the server.
 #[derive(Default)]
 struct Inbox {
     parts: Option<Vec<Vec<u8>>>,
@@ -333,10 +333,10 @@ struct Client {
     inbox: Mutex<Inbox>,
     changed: Condvar,
     is_over: AtomicBool,
-    /// Whether nothing comes any more.
+    /// True once nothing more arrives.
     ended: Mutex<bool>,
     changed_end: Condvar,
-    /// Whether the server is in this process.
+    /// True if the server is in this process.
     has_server: bool,
     group: OnceLock<Weak<Shared>>,
 }
