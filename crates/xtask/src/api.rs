@@ -103,7 +103,8 @@ fn split(declarations: Vec<String>) -> (BTreeSet<String>, Vec<String>) {
     (derived, others)
 }
 
-/// What opens a declaration, what closes it, and the part of a page from which on there are others.
+/// The text that opens a declaration, the text that closes it, and the part of a page from which on
+/// there are others.
 const DECLARATIONS: [(&str, &str, &str); 3] = [
     ("<pre class=\"rust item-decl\">", "</pre>", IMPLIED),
     // Members; those of implemented traits are the traits'.

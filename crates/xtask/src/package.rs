@@ -110,7 +110,7 @@ pub(crate) fn finish(command: &mut Command) -> Result<()> {
     output(command.stdout(Stdio::inherit())).map(drop)
 }
 
-/// What a command prints, unless its standard output was given elsewhere.
+/// The output of a command, unless its standard output was given elsewhere.
 fn output(command: &mut Command) -> Result<String> {
     let output = command.stderr(Stdio::inherit()).output();
     let output = output.map_err(|source| PackageError::Start {

@@ -62,7 +62,7 @@ pub(crate) fn unpack(
     Ok(unpacked)
 }
 
-/// What a command prints.
+/// The output of a command.
 ///
 /// # Errors
 /// [`WheelError::Command`] with it, if the command fails.
