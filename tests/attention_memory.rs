@@ -11,7 +11,7 @@ use burn_attention::{
 };
 use rope_check::alloc::CountingAllocator;
 
-/// Which code computes, and the size of its blocks.
+/// The implementation that computes, and the size of its blocks.
 type Method = (Implementation, Option<usize>);
 
 #[global_allocator]

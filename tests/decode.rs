@@ -40,7 +40,7 @@ fn main() {
     assert_eq!(usage.allocations, 0);
     assert_eq!(threads(), before, "a thread was started");
 
-    // What `mrope bench speed` times, in every type, is the same call.
+    // `mrope bench speed` times the same call, in every type.
     for case in cases(Selection::Default)
         .iter()
         .filter(|case| case.group == Group::Decode)

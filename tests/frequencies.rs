@@ -361,7 +361,7 @@ fn rope_types_are_checked() {
             remedy: "two spellings of one key: keep the one that the model was trained with",
         }
     );
-    // What transformers itself writes for Qwen2-VL: two spellings of one thing.
+    // The parameters that transformers itself writes for Qwen2-VL: two spellings of one thing.
     let both = read(r#"{"rope_type": "default", "type": "mrope", "mrope_section": [16, 24, 24]}"#);
     assert_eq!(both.expect("reads").mrope_section, Some(vec![16, 24, 24]));
 }

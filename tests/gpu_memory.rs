@@ -1,4 +1,4 @@
-//! What forward and backward of the rotation keep and take of a GPU's memory, by the pools of the
+//! The GPU memory that forward and backward of the rotation keep and take, by the pools of the
 //! runtime: fused, and composed to show that the measurement could fail. A refused rotation
 //! launches nothing.
 //!
@@ -31,7 +31,7 @@ fn pools(device: &Device) -> [i64; 2] {
     [usage.bytes_in_use, usage.bytes_reserved].map(|bytes| bytes as i64)
 }
 
-/// What is kept after the forward of all layers, and by how much the pools grew in forward and in
+/// The bytes kept after the forward of all layers, and the growth of the pools in forward and in
 /// backward.
 fn run(rotary: &Rotary, angles: &RotaryAngles, device: &Device) -> [i64; 3] {
     let random = || {
@@ -80,14 +80,14 @@ fn a_layer_keeps_no_tensor_and_makes_no_temporary() {
     // The same measurement must see what others keep and make, or it could not fail.
     let [_, forward, backward] = run(&composed, &angles, &device);
     println!("composed: the pools grow by {forward} and {backward}");
-    // What is left free after the forward, the backward takes.
+    // The backward takes the memory that is left free after the forward.
     assert!(forward >= Q_BYTES && forward + backward >= 3 * Q_BYTES);
     let [kept, ..] = run(&fused, &angles.require_grad(), &device);
     println!("learned angles: {kept} bytes kept");
     assert!(kept >= LAYERS as i64 * Q_BYTES);
 }
 
-/// What `work` returns, and how long the GPU was busy with it; zero if nothing was launched.
+/// The result of `work`, and the time that the GPU was busy with it; zero if nothing was launched.
 fn timed<R: Send + 'static>(device: &Device, work: impl FnOnce() -> R + Send) -> (R, Duration) {
     device.sync().expect("the device works");
     let flushed = ProfileOptions::default().flush();

@@ -112,7 +112,7 @@ fn the_module_has_the_parameters_of_the_models() {
         let (q, _) = module.forward(x.clone(), x, &angles);
         assert_eq!(q.into_data().iter::<f32>().collect::<Vec<_>>(), [1.0; 32]);
     }
-    // What is read from a file is checked as the constructor checks it.
+    // A norm read from a file is checked as the constructor checks it.
     let saved = offset.to_string();
     let read = NormRotaryConfig::load_binary(saved.as_bytes()).expect("as it was saved");
     assert_eq!(read.norm, offset.norm);

@@ -1,5 +1,5 @@
-//! What the autodiff graph keeps and what forward and backward allocate, by a counting allocator:
-//! fused against composed against `burn::nn::RotaryEncoding`.
+//! The memory that the autodiff graph keeps and that forward and backward allocate, by a counting
+//! allocator: fused against composed against `burn::nn::RotaryEncoding`.
 //!
 //! One test in a file of its own: the allocator counts the whole process, other tests' threads
 //! included.
@@ -18,7 +18,7 @@ const HEADS: usize = 8;
 const HEAD_DIM: usize = 64;
 /// Bytes of q; k is as large, for `RotaryEncoding` knows no other.
 const Q_BYTES: usize = SEQ * HEADS * HEAD_DIM * 4;
-/// What a layer's two nodes may cost in the graph itself.
+/// The bytes that a layer's two nodes may take in the graph itself.
 const BOOKKEEPING_BYTES: isize = 4 << 10;
 
 #[allow(clippy::large_enum_variant, reason = "one of each in a run")]
@@ -58,8 +58,8 @@ fn run(scheme: &Scheme, layers: usize, device: &Device) -> (Usage, Usage) {
     (forward, backward)
 }
 
-/// What one layer adds: (bytes kept by forward, large allocations of forward, large allocations of
-/// backward).
+/// The amounts that one layer adds: (bytes kept by forward, large allocations of forward, large
+/// allocations of backward).
 fn per_layer(name: &str, scheme: &Scheme, device: &Device) -> (isize, usize, usize) {
     run(scheme, 1, device); // pools and tables are made on first use
     let ((forward_1, backward_1), (forward_16, backward_16)) =

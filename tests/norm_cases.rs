@@ -72,7 +72,7 @@ fn assert_close(found: &Results, exact: &Results, allowed: f64, what: &str) {
     }
 }
 
-/// What a model of transformers computed; see `tests/fixtures/generate/head_norm.py`.
+/// The values that a model of transformers computed; see `tests/fixtures/generate/head_norm.py`.
 #[derive(serde::Deserialize)]
 struct Model {
     model_type: String,

@@ -109,7 +109,7 @@ fn a_save_writes_through_no_link_and_its_file_has_the_mode_of_any_new_one() {
     assert!(!path.is_symlink());
     let mode = |path: &Path| path.metadata().expect("is there").permissions().mode();
     assert_eq!(mode(&path), mode(&victim));
-    // What a save that was cut left makes room for the next one.
+    // The partial file of a save that was cut makes room for the next one.
     fs::write(folder.join("model.safetensors.partial"), "half").expect("writes");
     model.save(&folder).expect("saves");
     assert!(same_weights(&load(&folder), &model));

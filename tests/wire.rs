@@ -163,7 +163,7 @@ impl Random {
     }
 }
 
-/// What a session of a server does with the call: nothing if it computes, else the words of the
+/// The outcome of the call in a session of a server: nothing if it computes, else the words of the
 /// panic that ends the session.
 fn outcome<B: BackendIr>(
     call: &Call,

@@ -5,7 +5,7 @@ use burn_attention::{Attention, AttentionMask, Implementation, MaskRules};
 
 use super::{Place, on_each_device};
 
-/// Which code computes, and the size of its blocks.
+/// The implementation that computes, and the size of its blocks.
 type Method = (Implementation, Option<usize>);
 
 const METHODS: [Method; 4] = [

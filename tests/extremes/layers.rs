@@ -5,7 +5,7 @@ use burn_attention::{CrossEntropy, Implementation, rms_norm, swiglu};
 
 use super::on_each_device;
 
-/// Which code computes, and the size of its blocks.
+/// The implementation that computes, and the size of its blocks.
 type Method = (Implementation, Option<usize>);
 
 fn values<const D: usize>(x: Tensor<D>) -> Vec<f64> {
@@ -44,7 +44,7 @@ fn factors_that_overflow_with_each_other_are_not_multiplied_first() {
                 value(gate_leaf.grad(&gradients).expect("tracked")),
                 value(up_leaf.grad(&gradients).expect("tracked")),
             ];
-            // What f16 holds of 1e-5 has 8 bits.
+            // 1e-5 has 8 bits in f16, where it is subnormal.
             for (found, expected) in found.iter().zip(expected) {
                 let error = (found - expected).abs();
                 assert!(
