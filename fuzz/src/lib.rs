@@ -1,4 +1,4 @@
-//! What the targets share: values made of a fuzzer's bytes.
+//! The shared part of the targets: values made from a fuzzer's bytes.
 
 use arbitrary::{Result, Unstructured};
 use rope_core::{

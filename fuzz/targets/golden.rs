@@ -1,4 +1,4 @@
-//! What `mrope verify` reads: a safetensors file or a JSON of cases is compared or refused, also
+//! The input of `mrope verify`: a safetensors file or a JSON of cases is compared or refused, also
 //! when its header, its shapes or its numbers are wrong.
 
 #![no_main]

@@ -1,4 +1,4 @@
-//! What a stranger sends to `mrope serve` before the token: read in whatever parts it comes, a head
+//! Bytes of a stranger to `mrope serve` before the token: read in whatever parts it comes, a head
 //! ends where the server's parser ends it, and a first message is one small frame and no byte more.
 
 #![no_main]
