@@ -267,7 +267,7 @@ fn a_wrong_gradient_is_named() {
         ..RIGHT
     }
     .back(&gq);
-    let of_cos = Rotation { sin: 0.0, ..RIGHT }.of(&gq);
+    let cos_products = Rotation { sin: 0.0, ..RIGHT }.of(&gq);
     let gradients: [(&str, &[f64], &str); 6] = [
         (
             "zero",
@@ -282,7 +282,7 @@ fn a_wrong_gradient_is_named() {
         ),
         (
             "of_cos",
-            &of_cos,
+            &cos_products,
             "dq has the products with cos alone: the gradient through those with sin (the rotated \
              half) is lost",
         ),

@@ -133,19 +133,19 @@ fn follow_transformers(steps: usize) {
                 .expect("the program starts");
             assert!(done.status.success(), "{}", text(&done.stderr));
             // Norms grow apart before losses, most of all with states.
-            for (of_log, of_reference, within) in [
+            for (log_name, reference_name, within) in [
                 ("loss", "losses", 1e-4),
                 ("gradient_norm", "gradient_norms", 1e-2),
             ] {
-                let found = column(&out, of_log);
-                let expected = curves[mode][of_reference].as_array().expect("numbers");
+                let found = column(&out, log_name);
+                let expected = curves[mode][reference_name].as_array().expect("numbers");
                 assert!(found.len() == steps && expected.len() >= steps);
                 let apart = found.iter().zip(expected).map(|(found, expected)| {
                     (found / expected.as_f64().expect("a number") - 1.0).abs()
                 });
                 let apart = apart.fold(0.0, f64::max);
-                println!("{family} {mode} {of_log}: {apart:.1e}");
-                assert!(apart < within, "{family} {mode} {of_log}: {apart}");
+                println!("{family} {mode} {log_name}: {apart:.1e}");
+                assert!(apart < within, "{family} {mode} {log_name}: {apart}");
             }
             if mode == "lora" {
                 let path = out.join("adapter/adapter_model.safetensors");

@@ -226,7 +226,7 @@ impl TokenArgs {
     ///
     /// # Errors
     /// If there is no token, others may read it, or it is too short.
-    pub(crate) fn of_hosts(&self) -> Result<Vec<u8>, Box<dyn Error>> {
+    pub(crate) fn shared_token(&self) -> Result<Vec<u8>, Box<dyn Error>> {
         let (token, source) = match &self.token_file {
             Some(path) => {
                 let source = format!("the token file {}", path.display());

@@ -62,7 +62,7 @@ impl NpuRanks {
 }
 
 impl TokenArgs {
-    pub(crate) fn of_hosts(&self) -> Result<Vec<u8>, Box<dyn Error>> {
+    pub(crate) fn shared_token(&self) -> Result<Vec<u8>, Box<dyn Error>> {
         Err(built_without("several hosts", "ascend").into())
     }
 }

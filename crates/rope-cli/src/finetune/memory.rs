@@ -28,16 +28,16 @@ pub(super) fn print(
     let (mut all, mut longest) = (MicroShape::default(), 0);
     let mut reader = index.reader()?;
     for record in 0..index.len().min(LOOKED_AT) {
-        let shape = of_sample(&encoder.measure(&reader.read(record)?)?);
+        let shape = sample_shape(&encoder.measure(&reader.read(record)?)?);
         longest = longest.max(shape.tokens);
         all.tokens += shape.tokens;
         all.patches += shape.patches;
         all.labelled += shape.labelled;
     }
-    let of_batch = args
+    let batch_tokens = args
         .batch_tokens
         .unwrap_or_else(|| args.batch.saturating_mul(longest));
-    let shape = all.with_tokens(args.micro_tokens.min(of_batch));
+    let shape = all.with_tokens(args.micro_tokens.min(batch_tokens));
     let mut step = plan.step(shape);
     let record = args
         .record_step
@@ -73,7 +73,7 @@ pub(super) fn print(
     Ok(())
 }
 
-fn of_sample(sample: &TrainingSample) -> MicroShape {
+fn sample_shape(sample: &TrainingSample) -> MicroShape {
     let grids = sample.image_grids.iter().chain(&sample.video_grids);
     let labels = sample.text.labels.iter().skip(1);
     MicroShape {

@@ -149,8 +149,8 @@ impl Job {
         let mut loading = args.loader_options();
         if let (Some(steps), BatchSize::Samples(samples)) = (args.steps, loading.batch) {
             // Threads make no sample ahead that no step takes.
-            let of_epoch = self.index.len().div_ceil(samples);
-            loading.epochs = steps.div_ceil(of_epoch.max(1)) as u64;
+            let epoch_steps = self.index.len().div_ceil(samples);
+            loading.epochs = steps.div_ceil(epoch_steps.max(1)) as u64;
         }
         if let Some((rank, collective)) = membership {
             (loading.rank, loading.ranks) = (rank.rank(), rank.ranks());

@@ -479,14 +479,14 @@ mod tests {
         assert_eq!((args.hosts, args.host), (4, 3));
         assert_eq!(args.rendezvous.as_deref(), Some("[fe80::1]:29500"));
         assert_eq!(args.device, [Device::Ascend(2)]);
-        let of_torchrun = [
+        let torchrun_variables = [
             &two[..],
             &[
                 ("LOCAL_RANK", "1"),
                 ("TORCHELASTIC_USE_AGENT_STORE", "True"),
             ],
         ];
-        let args = read("--device ascend:2", &of_torchrun.concat()).expect("complete");
+        let args = read("--device ascend:2", &torchrun_variables.concat()).expect("complete");
         assert_eq!(args.rendezvous.as_deref(), Some("[fe80::1]:29501"));
         assert_eq!(args.device, [Device::Ascend(3)]);
         for (options, variables, says) in [
@@ -499,7 +499,7 @@ mod tests {
             ),
             (
                 "--device ascend --device ascend:1",
-                &of_torchrun.concat(),
+                &torchrun_variables.concat(),
                 "each process has 2 devices",
             ),
         ] {

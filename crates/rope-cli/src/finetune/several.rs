@@ -29,9 +29,9 @@ pub(super) fn train(job: Job) -> Result<Option<PathBuf>, Box<dyn Error>> {
         );
     }
     let group = group(&job)?;
-    let of_ranks = npus.clone();
+    let rank_npus = npus.clone();
     let trained = group.run(move |rank| {
-        let sums = collective(rank, &devices, of_ranks.as_ref());
+        let sums = collective(rank, &devices, rank_npus.as_ref());
         let trained = sums.and_then(|sums| job.train(&devices[rank.local()], Some((rank, sums))));
         trained.map_err(|error| error.to_string())
     });
@@ -78,7 +78,7 @@ fn group(job: &Job) -> Result<RankGroup, Box<dyn Error>> {
         hosts: args.hosts,
         host: args.host,
         local,
-        token: args.token.of_hosts()?,
+        token: args.token.shared_token()?,
         timeout,
     };
     Ok(rendezvous.meet()?)
