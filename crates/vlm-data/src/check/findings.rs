@@ -172,24 +172,26 @@ impl Collector {
         for found in found {
             is_bad |= found.is_error();
             let kind = found.kind;
-            let of_kind = self.kinds.entry(kind).or_insert_with(|| Findings {
+            let kind_findings = self.kinds.entry(kind).or_insert_with(|| Findings {
                 kind,
                 severity: severity(kind),
                 count: 0,
                 lines: Vec::new(),
                 examples: Vec::new(),
             });
-            of_kind.count += 1;
-            if of_kind.lines.len() < LINES && of_kind.lines.last() != Some(&line) {
-                of_kind.lines.push(line);
+            kind_findings.count += 1;
+            if kind_findings.lines.len() < LINES && kind_findings.lines.last() != Some(&line) {
+                kind_findings.lines.push(line);
             }
             let message = found.message;
             let example = FoundAt { line, message };
             // Threads come in any order; the first lines of the file are kept.
-            let after = of_kind.examples.partition_point(|other| other.line <= line);
+            let after = kind_findings
+                .examples
+                .partition_point(|other| other.line <= line);
             if after < EXAMPLES {
-                of_kind.examples.insert(after, example);
-                of_kind.examples.truncate(EXAMPLES);
+                kind_findings.examples.insert(after, example);
+                kind_findings.examples.truncate(EXAMPLES);
             }
         }
         self.bad_records += u64::from(is_bad);
@@ -197,11 +199,13 @@ impl Collector {
 
     pub(super) fn report(mut self, max_tokens: Option<usize>) -> DataReport {
         let mut findings: Vec<Findings> = self.kinds.into_values().collect();
-        for of_kind in &mut findings {
-            of_kind.lines.sort_unstable();
-            of_kind.lines.dedup();
+        for kind_findings in &mut findings {
+            kind_findings.lines.sort_unstable();
+            kind_findings.lines.dedup();
         }
-        findings.sort_by_key(|of_kind| (of_kind.severity, of_kind.lines.first().copied()));
+        findings.sort_by_key(|kind_findings| {
+            (kind_findings.severity, kind_findings.lines.first().copied())
+        });
         self.samples.sort_unstable_by_key(|sample| sample.record);
         DataReport {
             records: self.records,

@@ -317,7 +317,7 @@ impl PictureConfig {
     /// # Source
     /// transformers 5.24.0, `get_image_processor_dict` of image_processing_base.py
     pub fn from_folder(folder: impl AsRef<Path>) -> Result<Self> {
-        Self::of_kind(&IMAGES, folder.as_ref())
+        Self::read_kind(&IMAGES, folder.as_ref())
     }
 
     /// Reads what a model folder says about videos.
@@ -331,10 +331,10 @@ impl PictureConfig {
     /// # Source
     /// transformers 5.24.0, `get_video_processor_dict` of video_processing_utils.py
     pub fn videos_from_folder(folder: impl AsRef<Path>) -> Result<Self> {
-        Self::of_kind(&VIDEOS, folder.as_ref())
+        Self::read_kind(&VIDEOS, folder.as_ref())
     }
 
-    fn of_kind(kind: &Kind, folder: &Path) -> Result<Self> {
+    fn read_kind(kind: &Kind, folder: &Path) -> Result<Self> {
         let nested = folder.join("processor_config.json");
         let mut found = None;
         if let Some(Value::Object(mut processor)) = read_json(&nested)?

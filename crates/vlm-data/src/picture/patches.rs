@@ -260,8 +260,9 @@ impl PictureProcessor {
                     let y = row * patch_size + pixel / patch_size;
                     let x = column * patch_size + pixel % patch_size;
                     for colour in 0..COLOURS {
-                        let of_frame = colour * temporal_patch_size + frame % temporal_patch_size;
-                        let value = values[of_frame * plane + pixel];
+                        let plane_index =
+                            colour * temporal_patch_size + frame % temporal_patch_size;
+                        let value = values[plane_index * plane + pixel];
                         rgb[(y * width + x) * COLOURS + colour] = level(value, colour);
                     }
                 }

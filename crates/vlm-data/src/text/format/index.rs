@@ -157,7 +157,7 @@ impl DataReader<'_> {
         let input: &mut dyn BufRead = &mut self.input;
         let records = Records::starting_at(input, most, place, state);
         let folder = index.path.parent().unwrap_or(Path::new(""));
-        let found = Conversations::of_records(records, folder, &index.options).next();
+        let found = Conversations::from_records(records, folder, &index.options).next();
         found.unwrap_or_else(|| Err(stream(place.line, "the record is gone".to_owned())))
     }
 }

@@ -192,10 +192,14 @@ impl<R: BufRead> Conversations<R> {
     /// the options name one.
     pub fn new(input: R, folder: impl Into<PathBuf>, options: &FileOptions) -> Self {
         let records = Records::new(input, options.max_record_bytes);
-        Self::of_records(records, folder, options)
+        Self::from_records(records, folder, options)
     }
 
-    fn of_records(records: Records<R>, folder: impl Into<PathBuf>, options: &FileOptions) -> Self {
+    fn from_records(
+        records: Records<R>,
+        folder: impl Into<PathBuf>,
+        options: &FileOptions,
+    ) -> Self {
         Self {
             records,
             format: options.format,
