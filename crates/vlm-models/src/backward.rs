@@ -143,51 +143,53 @@ impl Vlm {
         let mut gradients = (loss.clone() * weight).backward();
         let loss = number(loss)?;
         // A head that is also the table of words has a second term, and is not complete yet.
-        let of_table = match &self.lm_head {
+        let table_gradient = match &self.lm_head {
             Some(_) => None,
             None => decoder.embed_tokens.weight.grad_remove(&mut gradients),
         };
         collect(self, &mut gradients, each);
         let mut gradient = input.grad_remove(&mut gradients);
 
-        let mut of_features = vec![None; deepstack.as_ref().map_or(0, |d| d.features.len())];
+        let mut feature_gradients = vec![None; deepstack.as_ref().map_or(0, |d| d.features.len())];
         for (index, layer) in layers.iter().enumerate().rev() {
-            let (Some(of_output), Some(input)) = (gradient.take(), inputs.pop()) else {
+            let (Some(output_gradient), Some(input)) = (gradient.take(), inputs.pop()) else {
                 break;
             };
-            trace.record(|| format!("gradient.hidden.{index}.out"), &of_output);
-            if let Some((of_feature, deepstack)) =
-                of_features.get_mut(index).zip(deepstack.as_ref())
+            trace.record(|| format!("gradient.hidden.{index}.out"), &output_gradient);
+            if let Some((feature_gradient, deepstack)) =
+                feature_gradients.get_mut(index).zip(deepstack.as_ref())
                 && tower_wanted
             {
-                let [rows, seq, channels] = of_output.dims();
-                let flat = of_output.clone().reshape([rows * seq, channels]);
-                *of_feature = Some(flat.select(0, deepstack.placeholders.clone().inner()));
+                let [rows, seq, channels] = output_gradient.dims();
+                let flat = output_gradient.clone().reshape([rows * seq, channels]);
+                *feature_gradient = Some(flat.select(0, deepstack.placeholders.clone().inner()));
             }
             let input = leaf(input, wanted[index]);
             let output = layer.forward(input.clone(), common, None, index, &mut Trace::off())?;
-            let mut gradients = against(output, of_output).backward();
+            let mut gradients = against(output, output_gradient).backward();
             collect(layer, &mut gradients, each);
             gradient = input.grad_remove(&mut gradients);
         }
 
-        let (of_words, of_merged) = match gradient {
+        let (word_gradient, merged_gradient) = match gradient {
             Some(gradient) => {
                 let merged = merged.map(|merged| leaf(merged, tower_wanted));
                 self.backward_of_embeddings(batch, merged, gradient)
             }
             None => (None, None),
         };
-        let of_table = match (of_table, of_words) {
-            (Some(of_head), Some(of_words)) => Some(of_head + of_words),
-            (of_head, of_words) => of_head.or(of_words),
+        let table_gradient = match (table_gradient, word_gradient) {
+            (Some(head_gradient), Some(word_gradient)) => Some(head_gradient + word_gradient),
+            (head_gradient, word_gradient) => head_gradient.or(word_gradient),
         };
-        if let Some(of_table) = of_table {
-            each(decoder.embed_tokens.weight.id, flat(of_table));
+        if let Some(table_gradient) = table_gradient {
+            each(decoder.embed_tokens.weight.id, flat(table_gradient));
         }
-        if let (Some(vision), Some(seen), Some(of_merged)) = (&batch.vision, seen, of_merged) {
-            let of_outputs = (of_merged, of_features);
-            self.backward_of_tower(&vision.inputs, seen.inputs, of_outputs, draws, each)?;
+        if let (Some(vision), Some(seen), Some(merged_gradient)) =
+            (&batch.vision, seen, merged_gradient)
+        {
+            let output_gradients = (merged_gradient, feature_gradients);
+            self.backward_of_tower(&vision.inputs, seen.inputs, output_gradients, draws, each)?;
         }
         Ok(loss)
     }
@@ -254,7 +256,7 @@ impl Vlm {
         &self,
         inputs: &VisionInputs,
         mut kept: Vec<Tensor<2>>,
-        (of_merged, of_features): (Tensor<2>, Vec<Option<Tensor<2>>>),
+        (merged_gradient, feature_gradients): (Tensor<2>, Vec<Option<Tensor<2>>>),
         draws: Option<&Draws>,
         each: &mut dyn FnMut(ParamId, Tensor<1>),
     ) -> Result<()> {
@@ -262,7 +264,7 @@ impl Vlm {
         let first = tower.first_trains();
         let trained = (0..tower.depth()).map(|index| trains(tower.block_at(index)));
         let wanted = wanted_inputs(first, trained);
-        let mut gradient = Some(of_merged);
+        let mut gradient = Some(merged_gradient);
         // Level `index` is what block `index` reads, or after the last the merger; the feature of
         // the block before reads it too.
         for index in (0..=tower.depth()).rev() {
@@ -273,30 +275,31 @@ impl Vlm {
             let which = index
                 .checked_sub(1)
                 .and_then(|block| tower.feature_of(block));
-            let of_feature =
-                which.and_then(|which| Some((which, of_features.get(which)?.clone()?)));
-            let of_feature = match of_feature {
-                Some((which, of_feature)) => Some(against(
+            let feature_gradient =
+                which.and_then(|which| Some((which, feature_gradients.get(which)?.clone()?)));
+            let feature_term = match feature_gradient {
+                Some((which, feature_gradient)) => Some(against(
                     tower.feature(which, input.clone(), draws)?,
-                    of_feature,
+                    feature_gradient,
                 )),
                 None => None,
             };
-            let read = match &of_feature {
+            let read = match &feature_term {
                 Some(_) => onward(input.clone()),
                 None => input.clone(),
             };
-            let of_output = match gradient.take() {
-                Some(of_output) if index == tower.depth() => {
-                    Some(against(tower.merged(read, inputs, draws)?, of_output))
+            let output_term = match gradient.take() {
+                Some(output_gradient) if index == tower.depth() => {
+                    Some(against(tower.merged(read, inputs, draws)?, output_gradient))
                 }
-                Some(of_output) => {
-                    Some(against(tower.block(index, read, inputs, draws)?, of_output))
-                }
+                Some(output_gradient) => Some(against(
+                    tower.block(index, read, inputs, draws)?,
+                    output_gradient,
+                )),
                 None => None,
             };
-            let sum = match (of_feature, of_output) {
-                (Some(of_feature), Some(of_output)) => of_feature + of_output,
+            let sum = match (feature_term, output_term) {
+                (Some(feature_term), Some(output_term)) => feature_term + output_term,
                 (Some(sum), None) | (None, Some(sum)) => sum,
                 (None, None) => continue,
             };
@@ -306,9 +309,9 @@ impl Vlm {
                 gradient = input.grad_remove(&mut gradients);
             }
         }
-        if let Some(of_output) = gradient {
+        if let Some(output_gradient) = gradient {
             let output = tower.first(inputs, &mut Trace::off())?;
-            let mut gradients = against(output, of_output).backward();
+            let mut gradients = against(output, output_gradient).backward();
             collect(tower, &mut gradients, each);
         }
         Ok(())

@@ -186,7 +186,7 @@ impl Vlm {
             ("image", prompt.image_grids, images),
             ("video", prompt.video_grids, videos),
         ];
-        let of_videos = self.position_rules.video_tokens(prompt)?;
+        let video_tokens = self.position_rules.video_tokens(prompt)?;
         let (mut patches, mut grids, mut placeholders) = (Vec::new(), Vec::new(), Vec::new());
         for (kind, its_grids, its_patches) in kinds {
             let sizes = its_grids.iter().map(|grid| grid.iter().product::<usize>());
@@ -206,7 +206,7 @@ impl Vlm {
             let before = placeholders.len();
             let is_kind = |(index, id): (usize, &i64)| {
                 let is_placeholder = [self.image_token, self.video_token].contains(id);
-                (is_placeholder && of_videos[index] == (kind == "video")).then_some(index)
+                (is_placeholder && video_tokens[index] == (kind == "video")).then_some(index)
             };
             placeholders.extend(prompt.input_ids.iter().enumerate().filter_map(is_kind));
             let (expected, found) = (count / self.merged_patches, placeholders.len() - before);

@@ -245,9 +245,9 @@ impl SelfAttention {
         let (hidden_size, bias) = (config.hidden_size, config.attention_bias);
         let biased = |heads: usize| Linear::new(hidden_size, heads * head_dim, bias, device);
         let head_norm = || config.qk_norm.then(|| config.norm(head_dim, device));
-        let of_q = if config.output_gate { 2 } else { 1 };
+        let q_parts = if config.output_gate { 2 } else { 1 };
         Self {
-            q_proj: biased(of_q * config.heads),
+            q_proj: biased(q_parts * config.heads),
             k_proj: biased(config.kv_heads),
             v_proj: biased(config.kv_heads),
             o_proj: Linear::new(

@@ -183,8 +183,8 @@ impl DeltaAttention {
                 let inputs = Tensor::cat(vec![window, mixed.unsqueeze_dim::<4>(1)], 2);
                 let taps = weight.transpose().unsqueeze::<4>();
                 let convolved = silu((inputs.clone() * taps).sum_dim(2)).squeeze_dim::<3>(1);
-                let of_token = |x: Tensor<4>| x.squeeze_dim::<3>(1);
-                let token = config.divided(convolved).map(of_token);
+                let one_token = |x: Tensor<4>| x.squeeze_dim::<3>(1);
+                let token = config.divided(convolved).map(one_token);
                 let rates = [g, beta].map(|x| x.squeeze_dim::<2>(1));
                 let (out, state) = gated_delta_step(token, rates, state)?;
                 if let Some(cache) = cache {
@@ -206,9 +206,9 @@ impl DeltaAttention {
             DType::F64 => DType::F64,
             _ => DType::F32,
         };
-        let of_heads = |x: &Param<Tensor<1>>| x.val().cast(wide).unsqueeze::<3>();
-        let rate = of_heads(&self.a_log).exp();
-        let g = softplus(a.cast(wide) + of_heads(&self.dt_bias), 1.0) * rate.neg();
+        let head_values = |x: &Param<Tensor<1>>| x.val().cast(wide).unsqueeze::<3>();
+        let rate = head_values(&self.a_log).exp();
+        let g = softplus(a.cast(wide) + head_values(&self.dt_bias), 1.0) * rate.neg();
         [g, sigmoid(b.cast(wide))]
     }
 

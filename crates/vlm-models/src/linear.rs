@@ -135,11 +135,11 @@ impl Adapter {
     fn dropped<const D: usize>(&self, x: Tensor<D>, rows: &[Stream]) -> Result<Tensor<D>> {
         let [a, b] = self.scaled();
         let (dims, kept) = (x.dims(), 1.0 / (1.0 - self.dropout));
-        let of_row = |row: &Stream| {
+        let row_mask = |row: &Stream| {
             let stream = row.part(self.index);
             stream.mask(dims[D - 1], self.dropout, kept as f32)
         };
-        let mask: Vec<f32> = rows.iter().flat_map(of_row).collect();
+        let mask: Vec<f32> = rows.iter().flat_map(row_mask).collect();
         let mask = TensorData::new(mask, dims).convert_dtype(a.dtype());
         let x = x.cast(a.dtype()) * Tensor::from_data(mask, (&a.device(), a.dtype()));
         Ok(linear(linear(x, a, None, None)?, b, None, None)?)

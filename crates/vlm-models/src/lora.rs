@@ -283,8 +283,9 @@ impl Vlm {
     fn adapted(&mut self, config: &LoraConfig) -> Result<Vec<String>> {
         config.check()?;
         let names = self.linear_names();
-        let of_parts = |(path, _): &&(String, String)| config.parts.contains(&ModelPart::of(path));
-        let candidates: Vec<_> = names.iter().filter(of_parts).collect();
+        let is_in_parts =
+            |(path, _): &&(String, String)| config.parts.contains(&ModelPart::of(path));
+        let candidates: Vec<_> = names.iter().filter(is_in_parts).collect();
         let targets: Vec<_> = config
             .targets
             .iter()

@@ -126,14 +126,14 @@ impl VisionConfig {
 
 impl VisionInputs {
     /// The values of the merged patches, in the order of the blocks.
-    pub(crate) fn in_order(&self, of_merged: &[usize]) -> Vec<usize> {
+    pub(crate) fn in_order(&self, merged_values: &[usize]) -> Vec<usize> {
         match &self.windows {
             Some(windows) => windows
                 .index
                 .iter()
-                .map(|merged| of_merged[*merged])
+                .map(|merged| merged_values[*merged])
                 .collect(),
-            None => of_merged.to_vec(),
+            None => merged_values.to_vec(),
         }
     }
 }

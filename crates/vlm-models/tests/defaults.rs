@@ -190,8 +190,8 @@ fn what_glm_and_qwen3_5_leave_out_is_that_of_their_class() {
             "text_config": { "hidden_size": 3584, "rope_parameters": rope },
             "vision_config": { "deepstack_visual_indexes": [3] }
         });
-        let of_text = config["text_config"].as_object_mut().expect("an object");
-        of_text.extend(text.as_object().expect("an object").clone());
+        let text_config = config["text_config"].as_object_mut().expect("an object");
+        text_config.extend(text.as_object().expect("an object").clone());
         read(&config)
     };
     let config = qwen(json!({}));
