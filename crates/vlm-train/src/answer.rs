@@ -71,7 +71,7 @@ impl Questions {
             let prompt = MicroBatch::new(vec![questions.until(sample, start)], cut);
             questions.list.push(Question {
                 line,
-                prompt: prompt.map_err(of_data)?,
+                prompt: prompt.map_err(data_error)?,
                 expected: questions.text(&expected)?,
             });
         }
@@ -114,7 +114,7 @@ impl Questions {
             .filter_map(|id| u32::try_from(*id).ok())
             .collect();
         let text = self.encoder.text().tokenizer().decode(&ids);
-        text.map_err(|error| of_data(error.into()))
+        text.map_err(|error| data_error(error.into()))
     }
 
     /// The token that ends a turn.
@@ -157,6 +157,6 @@ fn shorten(grids: &mut Vec<[usize; 3]>, patches: &mut Vec<f32>, kept: usize) {
 }
 
 /// Before any step.
-fn of_data(source: vlm_data::VlmDataError) -> VlmTrainError {
+fn data_error(source: vlm_data::VlmDataError) -> VlmTrainError {
     VlmTrainError::Data { step: 0, source }
 }

@@ -87,7 +87,7 @@ pub(crate) fn seeds(micro: &MicroBatch, seed: u64, step: usize) -> Vec<u64> {
         }
     };
     let lines = tokens.iter().zip(&micro.lines);
-    let of_sample = |(tokens, line): (&&[i64], &u64)| {
+    let sample_seed = |(tokens, line): (&&[i64], &u64)| {
         let mut hash = Fingerprint::default();
         for number in [seed, step as u64, *line] {
             hash.add(&number.to_le_bytes());
@@ -97,5 +97,5 @@ pub(crate) fn seeds(micro: &MicroBatch, seed: u64, step: usize) -> Vec<u64> {
             .for_each(|token| hash.add(&token.to_le_bytes()));
         hash.value()
     };
-    lines.map(of_sample).collect()
+    lines.map(sample_seed).collect()
 }

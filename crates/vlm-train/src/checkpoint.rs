@@ -215,7 +215,7 @@ impl Trainer {
         let states = self.optimizer.states.iter();
         let own = states.filter_map(|(id, state)| Some((*id, kind.of(state)?)));
         let whole = self.gather(own.collect());
-        whole.map_err(|failure| failure.of_step(self.steps))
+        whole.map_err(|failure| failure.step_error(self.steps))
     }
 
     /// Writes the state, and returns its checksum.

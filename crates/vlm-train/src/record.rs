@@ -215,7 +215,7 @@ impl Recording {
         let mut grids = micro.image_grids.iter();
         for segment in self.segments(model, micro) {
             let tokens = segment.tokens.clone();
-            let of_ids = |ids: &[i64]| ids[tokens.clone()].iter().map(|id| *id as f32).collect();
+            let id_values = |ids: &[i64]| ids[tokens.clone()].iter().map(|id| *id as f32).collect();
             let ids = &micro.input_ids[tokens.clone()];
             let placeholders = model.placeholders();
             let kinds = ids
@@ -235,8 +235,8 @@ impl Recording {
             let columns = if patches == 0 { 0 } else { channels };
             let values = micro.image_patches[its_patches].to_vec();
             let inputs: [(&str, Vec<f32>, &[usize]); 6] = [
-                ("input_ids", of_ids(&micro.input_ids), &[ids.len()]),
-                ("labels", of_ids(&micro.labels), &[ids.len()]),
+                ("input_ids", id_values(&micro.input_ids), &[ids.len()]),
+                ("labels", id_values(&micro.labels), &[ids.len()]),
                 ("kinds", kinds.collect(), &[ids.len()]),
                 (
                     "position_ids",

@@ -190,7 +190,7 @@ impl Trainer {
         let is_watched = step == warmup + 1 || step.is_multiple_of(WATCHED_EVERY);
         let [lost, watched] = if self.shards().is_some() {
             let updated = self.update_shards(pass.gradients, (factor, is_watched));
-            updated.map_err(|failure| failure.of_step(step))?
+            updated.map_err(|failure| failure.step_error(step))?
         } else {
             let (model, lost) = self.optimizer.step(
                 self.model.clone(),
@@ -269,7 +269,7 @@ impl Trainer {
         }
         if let Some(peers) = &self.peers {
             let summed = peers.sum(loss, gradients, &self.parameters, &device.inner());
-            (loss, gradients) = summed.map_err(|failure| failure.of_step(step))?;
+            (loss, gradients) = summed.map_err(|failure| failure.step_error(step))?;
         }
         let ids = self.parameters.iter().map(|parameter| parameter.id);
         let squares = gradients.squares(ids);

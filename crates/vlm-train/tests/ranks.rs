@@ -226,11 +226,11 @@ fn apart(left: &[StepReport], right: &[StepReport]) -> f64 {
     assert_eq!(left.len(), right.len());
     let relative = |a: f64, b: f64| (a - b).abs() / a.abs().max(1e-30);
     let pairs = left.iter().zip(right);
-    let of_pair = |(a, b): (&StepReport, &StepReport)| {
+    let pair_difference = |(a, b): (&StepReport, &StepReport)| {
         assert_eq!((a.tokens, a.labelled), (b.tokens, b.labelled));
         relative(a.loss, b.loss).max(relative(a.gradient_norm, b.gradient_norm))
     };
-    pairs.map(of_pair).fold(0.0, f64::max)
+    pairs.map(pair_difference).fold(0.0, f64::max)
 }
 
 /// A run on each number of ranks, twice: equal to the bit, and near that of one rank.

@@ -68,7 +68,7 @@ fn curves(family: &str) -> BTreeMap<String, Curve> {
 fn follows(mode: &str, trained: &TrainedParts, steps: usize, within: f64) {
     for family in FAMILIES {
         // With states, two runs in f32 grow apart faster: norms before losses.
-        let (steps, of_norm) = match family {
+        let (steps, norm_bound) = match family {
             "qwen3_5_tiny" if steps > 20 => (20, 1e-2),
             _ => (steps, within),
         };
@@ -79,7 +79,7 @@ fn follows(mode: &str, trained: &TrainedParts, steps: usize, within: f64) {
             let ([loss, norm], _) = follow(family, trained, cut, curve, steps);
             println!("{family} {mode} {name}: loss {loss:.1e}, norm {norm:.1e}");
             assert!(
-                loss < within && norm < of_norm,
+                loss < within && norm < norm_bound,
                 "{family} {name}: {loss} {norm}"
             );
         }

@@ -90,13 +90,13 @@ pub(super) struct Facts<'a> {
 /// The stage of an item, the line of its sample, and its name.
 fn parsed(name: &str) -> Option<(Stage, &str, &str)> {
     let (stage, rest) = name.split_once('/')?;
-    let of_line = |stage| rest.split_once('/').map(|(line, name)| (stage, line, name));
+    let line_item = |stage| rest.split_once('/').map(|(line, name)| (stage, line, name));
     match stage {
-        "input" => of_line(Stage::Input),
-        "forward" => of_line(Stage::Forward),
+        "input" => line_item(Stage::Input),
+        "forward" => line_item(Stage::Forward),
         "weight" => Some((Stage::Weight, "", rest)),
         "update" => Some((Stage::Update, "", rest)),
-        "backward" if rest.contains('/') => of_line(Stage::Backward),
+        "backward" if rest.contains('/') => line_item(Stage::Backward),
         "backward" => Some((Stage::Backward, "", rest)),
         _ => None,
     }
@@ -191,8 +191,8 @@ impl<'a> Facts<'a> {
             if let Some((stage, line, item)) = parsed(name)
                 && let Some(pair) = Pair::new(name, left, right)
             {
-                let of_name = pairs.entry((stage, item.to_owned())).or_default();
-                of_name.insert(line.to_owned(), pair);
+                let name_pairs = pairs.entry((stage, item.to_owned())).or_default();
+                name_pairs.insert(line.to_owned(), pair);
             }
         }
         let only = [(left, right), (right, left)].map(|(one, other)| {

@@ -31,7 +31,7 @@ impl Facts<'_> {
             return Some(found);
         }
         let Some(first) = first else {
-            return self.of_loss(comparison);
+            return self.loss_suspicion(comparison);
         };
         Some(match first.stage {
             Stage::Input if first.name == "position_ids" => {
@@ -45,8 +45,8 @@ impl Facts<'_> {
                 let because = format!("{} weights differ before the step", wrong.count());
                 suspicion(Fault::Weights, first, because)
             }
-            Stage::Forward => self.of_forward(comparison, first),
-            Stage::Backward => self.of_backward(comparison, first),
+            Stage::Forward => self.forward_suspicion(comparison, first),
+            Stage::Backward => self.backward_suspicion(comparison, first),
             Stage::Update => {
                 let because = "all gradients are equal, the update is not";
                 suspicion(Fault::Optimizer, first, because)
@@ -61,13 +61,16 @@ impl Facts<'_> {
         }
         for (side, only) in [("first", &self.only[0]), ("second", &self.only[1])] {
             // One that is there and has no gradient is not applied.
-            let of_parameter = |name| {
+            let parameter_name = |name| {
                 let stages = ["weight/", "backward/"];
                 stages
                     .iter()
                     .find_map(|stage| str::strip_prefix(name, *stage))
             };
-            let weights: Vec<&str> = only.iter().filter_map(|name| of_parameter(name)).collect();
+            let weights: Vec<&str> = only
+                .iter()
+                .filter_map(|name| parameter_name(name))
+                .collect();
             for (word, fault) in [
                 (".lora_", Fault::AdapterMissing),
                 ("lm_head", Fault::UntiedHead),
@@ -95,7 +98,7 @@ impl Facts<'_> {
     }
 
     /// A loss that differs where nothing else does.
-    fn of_loss(&self, comparison: &Comparison) -> Option<Suspicion> {
+    fn loss_suspicion(&self, comparison: &Comparison) -> Option<Suspicion> {
         let [left, right] = comparison.losses;
         let apart = (left - right).abs() / left.abs().max(f64::MIN_POSITIVE);
         (apart > self.allowed(Stage::Forward)).then(|| Suspicion {
@@ -105,7 +108,7 @@ impl Facts<'_> {
         })
     }
 
-    fn of_forward(&self, comparison: &Comparison, first: &Row) -> Suspicion {
+    fn forward_suspicion(&self, comparison: &Comparison, first: &Row) -> Suspicion {
         let name = &first.name[..];
         let is_narrow = first.difference < NARROW && !self.is_constant_by_token(name);
         let with = |fault, because: &str| suspicion(fault, first, because);
@@ -129,12 +132,12 @@ impl Facts<'_> {
                 "all channels of a token differ by one factor",
             ),
             (5, _, 1 | 6) | (6, ..) => with(Fault::Norm, "its input is equal"),
-            (5, _, 2) => self.of_projection(comparison, first),
-            (5, _, 3) => self.of_rotation(first),
+            (5, _, 2) => self.projection_suspicion(comparison, first),
+            (5, _, 3) => self.rotation_suspicion(first),
             (5, _, 4) if is_narrow => narrow(),
-            (5, _, 4) => self.of_attention(first),
+            (5, _, 4) => self.attention_suspicion(first),
             (5, _, 5 | 7) if is_narrow => narrow(),
-            (5, _, 5) => self.of_projection(comparison, first),
+            (5, _, 5) => self.projection_suspicion(comparison, first),
             (5, _, 7) => with(Fault::FeedForward, "its input is equal"),
             (7, ..) => with(Fault::Head, "the hidden states are equal"),
             _ => with(
@@ -145,7 +148,7 @@ impl Facts<'_> {
     }
 
     /// A projection of equal inputs by equal weights.
-    fn of_projection(&self, comparison: &Comparison, first: &Row) -> Suspicion {
+    fn projection_suspicion(&self, comparison: &Comparison, first: &Row) -> Suspicion {
         if let Some(name) = self.lost(".lora_") {
             let because = format!("the gradient of {name} is 0 on one side: it is not applied");
             return suspicion(Fault::AdapterMissing, first, because);
@@ -173,7 +176,7 @@ impl Facts<'_> {
     }
 
     /// A rotation of equal inputs.
-    fn of_rotation(&self, first: &Row) -> Suspicion {
+    fn rotation_suspicion(&self, first: &Row) -> Suspicion {
         let [mut text, mut vision] = [0.0_f64; 2];
         self.each_by_token(&first.name, |line, token, left, right| {
             let kinds = self.left.items.get(&format!("input/{line}/kinds"));
@@ -200,16 +203,16 @@ impl Facts<'_> {
     }
 
     /// Attention over equal queries, keys and values.
-    fn of_attention(&self, first: &Row) -> Suspicion {
+    fn attention_suspicion(&self, first: &Row) -> Suspicion {
         // The first token of a sequence attends to itself alone, whatever the scale.
-        let (mut of_first, mut size) = (0.0_f64, 0.0_f64);
+        let (mut first_difference, mut size) = (0.0_f64, 0.0_f64);
         self.each_by_token(&first.name, |_, token, left, right| {
             if token == 0 {
-                of_first = of_first.max(f64::from((left - right).abs()));
+                first_difference = first_difference.max(f64::from((left - right).abs()));
                 size = size.max(f64::from(left.abs()));
             }
         });
-        if size > 0.0 && of_first <= 1e-4 * size {
+        if size > 0.0 && first_difference <= 1e-4 * size {
             let because = "the first token, which attends to itself alone, is equal";
             return suspicion(Fault::AttentionScale, first, because);
         }
@@ -220,7 +223,7 @@ impl Facts<'_> {
         )
     }
 
-    fn of_backward(&self, comparison: &Comparison, first: &Row) -> Suspicion {
+    fn backward_suspicion(&self, comparison: &Comparison, first: &Row) -> Suspicion {
         // Of its layer, the gradient that shows most.
         let place = rank(Stage::Backward, &first.name);
         let beside = comparison.rows.iter().filter(|row| {

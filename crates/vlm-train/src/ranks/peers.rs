@@ -26,7 +26,7 @@ pub(crate) enum NoSum {
 }
 
 impl NoSum {
-    pub(crate) fn of_step(self, step: usize) -> VlmTrainError {
+    pub(crate) fn step_error(self, step: usize) -> VlmTrainError {
         match self {
             Self::Rank(error) => error,
             Self::Device(reason) => VlmTrainError::Device { step, reason },
@@ -45,8 +45,8 @@ impl Peers {
         let all = self
             .rank
             .exchange_numbers(own.map(|number| number as u64))?;
-        let add = |sum: [usize; N], of_one: [u64; N]| {
-            std::array::from_fn(|index| sum[index] + of_one[index] as usize)
+        let add = |sum: [usize; N], rank_numbers: [u64; N]| {
+            std::array::from_fn(|index| sum[index] + rank_numbers[index] as usize)
         };
         Ok(all.into_iter().fold([0; N], add))
     }
@@ -101,7 +101,7 @@ impl Peers {
         if is_present != own {
             // Those of other ranks are zeros here.
             let mut start = 0;
-            let of_one = |((parameter, any), has): ((&Parameter, &bool), &bool)| {
+            let flat_part = |((parameter, any), has): ((&Parameter, &bool), &bool)| {
                 let elements = parameter.elements();
                 if let Some(flat) = flat.as_ref().filter(|_| *has) {
                     start += elements;
@@ -110,7 +110,7 @@ impl Peers {
                 any.then(|| Tensor::zeros([elements], (device, DType::F32)))
             };
             let all = parameters.iter().zip(&is_present).zip(&own);
-            flat = flatten(all.filter_map(of_one));
+            flat = flatten(all.filter_map(flat_part));
         }
         let mut summed = GradientSums::default();
         let Some(flat) = flat else {
