@@ -1,8 +1,6 @@
 //! The rotations that checks run over: small, deterministic, and every combination of what a
 //! rotation can be.
 
-use std::collections::HashSet;
-
 use rope_core::reference::HeadMatrix;
 use rope_core::{
     AxisLayout, Direction, Frequencies, Lane, Layout, Pairing, Positions, RopeError, RotarySpec,
@@ -195,20 +193,21 @@ pub fn matrix() -> Result<Vec<NamedCase>, RopeError> {
 /// As [`matrix`].
 pub fn pairwise() -> Result<Vec<NamedCase>, RopeError> {
     let all = matrix()?;
-    let mut uncovered = pairs_of_levels(all.iter());
+    let mut covered = vec![false; MOST_LEVELS.pow(2) * FACTORS.len().pow(2)];
     let mut chosen = Vec::new();
     let most = FACTORS.len() * (FACTORS.len() - 1) / 2;
+    // The pairs that a case would add, when they were last counted: they only become fewer.
+    let mut counts = vec![most; all.len()];
     // The richest first: a greedy cover.
     for wanted in (1..=most).rev() {
-        for case in &all {
-            let new: Vec<_> = pairs_of_levels(std::iter::once(case))
-                .into_iter()
-                .filter(|pair| uncovered.contains(pair))
-                .collect();
-            if new.len() >= wanted {
-                for pair in &new {
-                    uncovered.remove(pair);
-                }
+        for (case, count) in all.iter().zip(&mut counts) {
+            if *count < wanted {
+                continue;
+            }
+            let pairs = level_pairs(&case.levels);
+            *count = pairs.filter(|pair| !covered[*pair]).count();
+            if *count >= wanted {
+                level_pairs(&case.levels).for_each(|pair| covered[pair] = true);
                 chosen.push(case.clone());
             }
         }
@@ -216,18 +215,16 @@ pub fn pairwise() -> Result<Vec<NamedCase>, RopeError> {
     Ok(chosen)
 }
 
-type LevelPair = [(usize, usize); 2];
+/// A bound of the levels of a factor.
+const MOST_LEVELS: usize = 16;
 
-fn pairs_of_levels<'a>(cases: impl Iterator<Item = &'a NamedCase>) -> HashSet<LevelPair> {
-    let mut pairs = HashSet::new();
-    for case in cases {
-        for (i, a) in case.levels.iter().enumerate() {
-            for (j, b) in case.levels.iter().enumerate().skip(i + 1) {
-                pairs.insert([(i, *a), (j, *b)]);
-            }
-        }
-    }
-    pairs
+/// A number for each pair of a case's levels.
+fn level_pairs(levels: &[usize]) -> impl Iterator<Item = usize> {
+    let pairs = (0..levels.len()).flat_map(|i| (i + 1..levels.len()).map(move |j| [i, j]));
+    pairs.map(|[i, j]| {
+        let factors = i * FACTORS.len() + j;
+        (factors * MOST_LEVELS + levels[i]) * MOST_LEVELS + levels[j]
+    })
 }
 
 /// The rotations of published models, at their size.
@@ -424,6 +421,8 @@ pub fn exact(
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
 
     #[test]
@@ -433,8 +432,11 @@ mod tests {
             .sum();
         let (all, few) = (matrix().expect("valid"), pairwise().expect("valid"));
         assert_eq!(all.len(), 4 * 12 * 4 * 3 * 2 * 2);
-        assert_eq!(pairs_of_levels(all.iter()).len(), expected);
-        assert_eq!(pairs_of_levels(few.iter()).len(), expected);
+        assert!(FACTORS.iter().all(|factor| factor.len() <= MOST_LEVELS));
+        for cases in [&all, &few] {
+            let pairs = cases.iter().flat_map(|case| level_pairs(&case.levels));
+            assert_eq!(pairs.collect::<HashSet<_>>().len(), expected);
+        }
         assert!(few.len() <= 60, "{} cases cover all pairs", few.len());
         let (models, heads) = (models().expect("valid"), per_head().expect("valid"));
         let others = models.iter().chain(&heads);
