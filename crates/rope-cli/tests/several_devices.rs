@@ -166,14 +166,25 @@ fn two_npus_of_a_process_and_two_processes_learn_what_one_learns() {
 }
 
 #[test]
-fn the_processor_may_be_several_ranks() {
-    let steps = format!("--steps {STEPS}");
-    let (alone, both) = (folder("several-cpu-one"), folder("several-cpu-two"));
-    done(&command(&alone, &steps).output().expect("starts"));
-    let options = format!("{steps} --device cpu --device cpu");
-    done(&command(&both, &options).output().expect("starts"));
-    let found = apart(&numbers(&alone), &numbers(&both));
-    assert!(found <= 1e-6, "{found:.1e}");
+fn the_processor_may_be_several_ranks_some_of_which_have_no_conversation() {
+    for (batch, sharding) in [
+        ("", ""),
+        // No batch has one for the second.
+        (
+            "--batch 1 --full --parts tower,decoder",
+            "--shard-optimizer",
+        ),
+        // Of some batches the first has all.
+        ("--batch-tokens 60", ""),
+    ] {
+        let options = format!("--steps {STEPS} {batch}");
+        let (alone, both) = (folder("several-cpu-one"), folder("several-cpu-two"));
+        done(&command(&alone, &options).output().expect("starts"));
+        let options = format!("{options} --device cpu --device cpu {sharding}");
+        done(&command(&both, &options).output().expect("starts"));
+        let found = apart(&numbers(&alone), &numbers(&both));
+        assert!(found <= 1e-6, "{batch}: {found:.1e}");
+    }
 }
 
 #[test]
@@ -355,10 +366,6 @@ fn what_makes_no_run_is_refused() {
             "computes on one device",
         ),
         ("--shard-optimizer", "name several with --device"),
-        (
-            "--device cpu --device cpu --batch 1",
-            "no conversation for each of 2 devices",
-        ),
     ] {
         let refused = command(&out, &format!("--steps 1 {options}"))
             .output()

@@ -7,6 +7,9 @@ mod folder;
 use std::fs;
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::Duration;
 
 use folder::{Folder, family_folder, json, workspace};
 use serde_json::Value;
@@ -354,6 +357,40 @@ fn ranks_share_each_batch() {
                 assert!(parts.iter().all(|part| part[step].next == batch.next));
             }
             assert!(parts.iter().all(|part| part.len() == whole.len()));
+        }
+    }
+}
+
+/// The last of them, over epochs without end, for the size of the batch and that of the file.
+#[test]
+fn a_rank_that_no_batch_has_a_sample_for_is_given_empty_ones() {
+    let encoder = encoder("qwen2", "idle");
+    for (samples, ranks) in [(2, 3), (100, RECORDS + 1)] {
+        let (sender, receiver) = channel();
+        for rank in [0, ranks - 1] {
+            let options = LoaderOptions {
+                rank,
+                ranks,
+                epochs: u64::MAX,
+                ..shuffled(BatchSize::Samples(samples))
+            };
+            let (encoder, sender) = (Arc::clone(&encoder), sender.clone());
+            thread::spawn(move || {
+                let mut loader = Loader::new(encoder, index(), options, None).expect("a loader");
+                let batches = loader.by_ref().take(9).map(|batch| batch.expect("a batch"));
+                let found: Vec<_> = batches.map(|b| (b.micro_batches.len(), b.next)).collect();
+                drop(loader);
+                sender.send((rank, found))
+            });
+        }
+        let end = || receiver.recv_timeout(Duration::from_secs(30));
+        let mut ended = [end(), end()].map(|end| end.expect("a loader ends"));
+        ended.sort_by_key(|(rank, _)| *rank);
+        let [(_, first), (_, idle)] = ended;
+        assert_eq!(idle.len(), 9);
+        for ((own, next), (none, idle_next)) in first.into_iter().zip(idle) {
+            assert!(own > 0 && none == 0);
+            assert_eq!(idle_next, next);
         }
     }
 }

@@ -88,16 +88,6 @@ pub(crate) fn run(args: &FinetuneArgs) -> Result<(), Box<dyn Error>> {
                 .into(),
         );
     }
-    // The loader of a rank that never has a sample would look for one for ever.
-    if let BatchSize::Samples(samples) = args.batch_size()
-        && samples < ranks
-    {
-        return Err(format!(
-            "--batch {samples} has no conversation for each of {ranks} devices; raise --batch, or \
-             name fewer devices"
-        )
-        .into());
-    }
     if args.plan {
         return memory::print(args, &plan, &encoder, &index);
     }

@@ -39,10 +39,22 @@ impl Plan {
             next: first,
             order: (first.epoch, Vec::new()),
         };
+        if plan.is_idle() {
+            plan.epochs = 0;
+        }
         if first.epoch < plan.epochs {
             plan.shuffle();
         }
         plan
+    }
+
+    /// Whether no batch of any epoch has a sample of this rank, which would look for one through
+    /// all of them.
+    fn is_idle(&self) -> bool {
+        match self.batch {
+            BatchSize::Samples(samples) => self.rank >= self.records.min(samples as u64),
+            BatchSize::Tokens(_) => false,
+        }
     }
 
     fn shuffle(&mut self) {
