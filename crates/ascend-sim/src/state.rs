@@ -26,6 +26,8 @@ const VIOLATIONS_KEPT: usize = 1000;
 const CALLS_KEPT: usize = 1 << 20;
 /// Names of functions, separated by commas, that succeed without doing anything.
 const IGNORED_VARIABLE: &str = "ASCEND_SIM_IGNORE";
+/// A function and a number, FUNCTION:N: the process ends at its Nth call, as if it was killed.
+const ABORT_VARIABLE: &str = "ASCEND_SIM_ABORT";
 
 pub(crate) struct Event {
     /// The last record: its ticket and the clock that holds once it is fulfilled.
@@ -113,6 +115,8 @@ pub(crate) struct Sim {
     pub(crate) host_clock: Clock,
     /// Failures of calls, by function.
     pub(crate) faults: Faults,
+    /// Calls that end the process.
+    aborts: Faults,
     /// Functions that succeed without doing anything.
     pub(crate) ignored: BTreeSet<String>,
     /// Failures on the stream, by operator.
@@ -140,10 +144,18 @@ impl Sim {
     fn new(machine: Machine, generation: u64) -> Self {
         let ignored = std::env::var(IGNORED_VARIABLE).unwrap_or_default();
         let ignored = ignored.split(',').filter(|name| !name.is_empty());
+        let mut aborts = Faults::default();
+        if let Ok(call) = std::env::var(ABORT_VARIABLE) {
+            let parts = call.split_once(':');
+            let parts = parts.and_then(|(function, nth)| Some((function, nth.parse().ok()?)));
+            let (function, nth) = parts.expect("ASCEND_SIM_ABORT is FUNCTION:N");
+            aborts.plan(function, nth, 0);
+        }
         Self {
             generation,
             machine,
             ignored: ignored.map(str::to_owned).collect(),
+            aborts,
             ..Self::default()
         }
     }
@@ -380,6 +392,9 @@ pub(crate) fn recent_message() -> *const std::ffi::c_char {
 pub(crate) fn boundary(function: &'static str, body: impl FnOnce() -> Outcome) -> i32 {
     let (injected, ignored) = {
         let mut state = sim();
+        if state.aborts.next(function).is_some() {
+            std::process::abort();
+        }
         let injected = state.faults.next(function);
         (injected, state.ignored.contains(function))
     };

@@ -1,15 +1,18 @@
 //! `mrope finetune` on several devices: simulated NPUs of one process and of two, and the processor
 //! as several ranks.
 
+#[path = "../../vlm-train/tests/common/ended.rs"]
+mod ended;
+
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use ended::expect_ended;
+
 const STEPS: usize = 3;
-/// The most seconds between a failure and the end of the last process.
-const END_SECONDS: u64 = 30;
 
 fn folder(name: &str) -> PathBuf {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
@@ -20,10 +23,11 @@ fn folder(name: &str) -> PathBuf {
 fn command(out: &Path, options: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mrope"));
     command.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/shapes"));
-    let fixed = "finetune model --random-weights --data train.jsonl --micro-tokens 512";
+    let fixed = "finetune model --random-weights --micro-tokens 512";
     command.args(fixed.split_whitespace());
     command.arg("--out").arg(out);
     for default in [
+        ["--data", "train.jsonl"],
         ["--batch", "4"],
         ["--checkpoint-every", "1"],
         ["--learning-rate", "1e-2"],
@@ -201,56 +205,92 @@ fn a_process_that_is_killed_ends_the_other_with_its_rank() {
     let mut second = second;
     second.kill().expect("killed");
     let killed = Instant::now();
-    let ended = end(first);
-    assert!(killed.elapsed() < Duration::from_secs(END_SECONDS));
-    let said = text(&ended.stderr);
-    assert!(!ended.status.success());
-    assert!(
-        said.contains("rank 1 stopped the run: its process is gone"),
-        "{said}"
+    let said = failed(end(first));
+    expect_ended(
+        killed,
+        &[said],
+        "rank 1 stopped the run",
+        "its process is gone",
     );
     assert!(has_checkpoint(&out), "the last checkpoint is there");
     end(second);
 }
 
-/// What the two processes of a run say that the second cannot end.
-fn broken(name: &str, variable: (&str, &str), options: &str) -> [String; 2] {
-    let out = folder(name);
-    let [first, second] = hosts(name);
-    let steps = format!("--steps 2 {options}");
-    let begun = Instant::now();
-    let first = command(&out, &format!("{steps} {first}"))
-        .spawn()
-        .expect("starts");
-    let mut second = command(&out, &format!("{steps} {second}"));
-    second.env(variable.0, variable.1);
-    let second = second.spawn().expect("starts");
-    let ended = [first, second].map(end);
-    assert!(begun.elapsed() < Duration::from_secs(END_SECONDS + 30));
-    ended.map(|output| {
-        let said = text(&output.stderr);
-        assert!(!output.status.success(), "{said}");
-        said
-    })
+/// What a process says that does not succeed.
+fn failed(output: Output) -> String {
+    let said = text(&output.stderr);
+    assert!(!output.status.success(), "{said}");
+    said
 }
 
+/// Two processes of a run, of which the second has a variable, NAME=VALUE, or more options.
+fn pair(name: &str, options: &str, of_second: &str) -> [Child; 2] {
+    let out = folder(name);
+    let [first, second] = hosts(name).map(|host| format!("--steps {STEPS} {options} {host}"));
+    let second = match of_second.split_once('=') {
+        Some((variable, value)) => command(&out, &second).env(variable, value).spawn(),
+        None => command(&out, &format!("{second} {of_second}")).spawn(),
+    };
+    let first = command(&out, &first).spawn();
+    [first, second].map(|child| child.expect("starts"))
+}
+
+/// At the call of a function: of the first step, of the second's forward, backward and sum, for which
+/// the other waits on its device.
 #[test]
-fn a_process_without_collectives_ends_both_with_its_rank() {
-    let variable = ("ASCEND_SIM_LACKS", "HcclAllReduce");
-    for said in broken("several-lacks", variable, "") {
-        assert!(said.contains("rank 1 stopped the run"), "{said}");
-        assert!(said.contains("lacks HcclAllReduce"), "{said}");
+fn a_process_that_is_killed_at_any_point_of_a_step_ends_the_other() {
+    let gone = ("rank 1 stopped the run", "its process is gone");
+    for (call, (who, cause), has_begun) in [
+        (
+            "aclInit:1",
+            ("hosts 1", "did not come to the rendezvous"),
+            false,
+        ),
+        ("aclnnFlashAttentionVarLenScore:7", gone, true),
+        ("aclnnFlashAttentionUnpaddingScoreGrad:3", gone, true),
+        ("HcclAllReduce:2", gone, true),
+    ] {
+        let name = "several-killed-in-step";
+        let abort = format!("ASCEND_SIM_ABORT={call}");
+        let [first, second] = pair(name, "--rank-timeout 8", &abort);
+        let killed = end(second);
+        let since = Instant::now();
+        assert_eq!(killed.status.code(), None, "{}", text(&killed.stderr));
+        expect_ended(since, &[failed(end(first))], who, cause);
+        let out = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+        assert_eq!(has_checkpoint(&out), has_begun, "{call}");
     }
 }
 
-/// The other waits inside the operation, as for a rank that died there.
+#[test]
+fn a_process_without_collectives_or_of_other_data_ends_both_with_its_rank() {
+    for (of_second, who, cause) in [
+        (
+            "ASCEND_SIM_LACKS=HcclAllReduce",
+            "rank 1 stopped the run",
+            "lacks HcclAllReduce",
+        ),
+        (
+            "--data colour.jsonl",
+            "rank 1 is of another run",
+            "data is ",
+        ),
+    ] {
+        let begun = Instant::now();
+        let said = pair("several-other", "", of_second).map(|child| failed(end(child)));
+        expect_ended(begun, &said, who, cause);
+    }
+}
+
+/// The other waits inside the operation.
 #[test]
 #[ignore = "half a minute of waiting: in the deep checks"]
 fn a_process_that_does_not_come_to_the_sum_ends_both() {
-    let variable = ("ASCEND_SIM_IGNORE", "HcclAllReduce");
-    for said in broken("several-ignores", variable, "--rank-timeout 8") {
-        assert!(said.contains("stopped the run: it did not reach"), "{said}");
-    }
+    let begun = Instant::now();
+    let ignore = "ASCEND_SIM_IGNORE=HcclAllReduce";
+    let children = pair("several-ignores", "--rank-timeout 8", ignore);
+    let said = children.map(|child| failed(end(child)));
+    expect_ended(begun, &said, "stopped the run", "it did not reach");
 }
 
 /// Compares a run of twenty steps with that of one NPU: losses within 1e-6. Gradient norms drift

@@ -7,63 +7,69 @@ mod common;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use burn::module::Module;
-use burn::tensor::DType;
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::{DType, Device, Tensor};
 use vlm_data::{DataPosition, GlobalBatch, MicroBatch, VlmDataError};
 use vlm_models::VlmConfig;
 use vlm_train::{
-    Ending, Event, HostSums, OptimizerState, Rank, RankGroup, Recipe, Rendezvous, RendezvousError,
-    RunOptions, StepReport, TrainedParts, Trainer, VlmTrainError, run,
+    Collective, Ending, Event, HostSums, OptimizerState, Rank, RankGroup, Recipe, Rendezvous,
+    RendezvousError, RunOptions, StepReport, TrainedParts, Trainer, VlmTrainError, run,
 };
 
-use common::{ALL, Halve, load, lora, packed, recipe, samples};
+use common::ended::expect_ended;
+use common::{ALL, Halve, load, lora, packed, recipe, sample, samples};
 
 const FAMILY: &str = "qwen2_5_vl_tiny";
+const OTHER_FAMILY: &str = "qwen3_vl_tiny";
 const SECONDS: Duration = Duration::from_secs(20);
 
 /// The fault of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     None,
-    /// At step 2: an error of the data, a panic, or too long a pause.
+    /// At step 2: an error of the data, their end, a panic, a panic in the sum, or too long a pause.
     Data,
+    Ends,
     Panic,
+    InSum,
     Slow,
     /// From the beginning.
     OtherData,
     OtherRecipe,
     OtherState,
     OtherWeights,
+    OtherModel,
 }
 
-/// A rank's part of the batches from a step on: each `ranks`-th of four samples, in two
+/// A rank's part of the batches from a step on: each `ranks`-th of `batch` samples, in two
 /// micro-batches of uneven length where there are several.
 fn batches(
     config: &VlmConfig,
+    batch: usize,
     (rank, ranks): (usize, usize),
     from: usize,
     fault: Fault,
 ) -> impl Iterator<Item = vlm_data::Result<GlobalBatch>> {
-    (from..).map(move |step| {
+    (from..).map_while(move |step| {
         if step == 2 {
             match fault {
                 Fault::Data => {
                     let reason = "it is gone".to_owned();
                     let path = PathBuf::from("data.jsonl");
-                    return Err(VlmDataError::File { path, reason });
+                    return Some(Err(VlmDataError::File { path, reason }));
                 }
+                Fault::Ends => return None,
                 Fault::Panic => panic!("a bug"),
                 Fault::Slow => std::thread::sleep(Duration::from_secs(5)),
                 _ => {}
             }
         }
-        let own: Vec<_> = samples(step, config)
-            .into_iter()
-            .skip(rank)
-            .step_by(ranks)
+        let own = (rank..batch).step_by(ranks);
+        let own: Vec<_> = own
+            .map(|index| sample((step * batch + index) % 8, config))
             .collect();
         let cut = own.len().div_ceil(2).max(1);
         let micro_batches: Vec<MicroBatch> =
@@ -72,17 +78,50 @@ fn batches(
             fingerprint: 7,
             seed: None,
             epoch: 0,
-            samples: 4 * (step as u64 + 1),
+            samples: (batch * (step + 1)) as u64,
         };
-        Ok(GlobalBatch {
+        Some(Ok(GlobalBatch {
             micro_batches,
             trained_tokens: 0,
             tokens: 0,
             skipped: Vec::new(),
             epoch: 0,
             next,
-        })
+        }))
     })
+}
+
+/// Sums of which a rank does not survive its third.
+#[derive(Debug)]
+struct Deadly(HostSums, AtomicUsize);
+
+impl Collective for Deadly {
+    fn all_reduce(&self, x: Tensor<1>) -> Result<Tensor<1>, String> {
+        assert!(
+            self.1.fetch_add(1, Ordering::Relaxed) < 2,
+            "a bug in the sum"
+        );
+        self.0.all_reduce(x)
+    }
+
+    fn reduce_scatter(&self, x: Tensor<1>) -> Result<Tensor<1>, String> {
+        self.0.reduce_scatter(x)
+    }
+
+    fn all_gather(&self, x: Tensor<1>) -> Result<Tensor<1>, String> {
+        self.0.all_gather(x)
+    }
+}
+
+/// The bits of all parameters.
+#[derive(Default)]
+struct Bits(Vec<u32>);
+
+impl ModuleVisitor for Bits {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let values = param.val().into_data();
+        self.0.extend(values.iter::<f32>().map(f32::to_bits));
+    }
 }
 
 struct Folder(PathBuf);
@@ -115,6 +154,8 @@ fn short(trained: TrainedParts, steps: usize) -> Recipe {
 struct Job {
     recipe: Recipe,
     folder: PathBuf,
+    /// Samples of a batch, over all ranks.
+    batch: usize,
     state: OptimizerState,
     precision: DType,
     resume: bool,
@@ -127,6 +168,7 @@ impl Job {
         Self {
             recipe: recipe.clone(),
             folder: folder.0.clone(),
+            batch: 4,
             state: OptimizerState::Replicated,
             precision: DType::F32,
             resume: false,
@@ -135,15 +177,27 @@ impl Job {
     }
 }
 
-/// The steps of one rank, or of the only one.
-fn train(rank: Option<&Rank>, job: &Job, fault: Fault) -> Result<Vec<StepReport>, VlmTrainError> {
+/// What a rank has at its end.
+#[derive(Clone, Debug, PartialEq)]
+struct Trained {
+    reports: Vec<StepReport>,
+    /// Of all parameters.
+    bits: Vec<u32>,
+}
+
+/// What one rank has, or the only one.
+fn train(rank: Option<&Rank>, job: &Job, fault: Fault) -> Result<Trained, VlmTrainError> {
     let Job {
         recipe,
         folder,
+        batch,
         resume,
         ..
     } = job;
-    let (config, mut model) = load(FAMILY);
+    let (config, mut model) = load(match fault {
+        Fault::OtherModel => OTHER_FAMILY,
+        _ => FAMILY,
+    });
     if job.precision != DType::F32 {
         model = model.map(&mut Halve(job.precision));
     }
@@ -169,7 +223,12 @@ fn train(rank: Option<&Rank>, job: &Job, fault: Fault) -> Result<Vec<StepReport>
             Fault::OtherState => OptimizerState::Sharded,
             _ => job.state,
         };
-        trainer = trainer.with_ranks(rank.clone(), Arc::new(HostSums(rank.clone())), state);
+        let sums = HostSums(rank.clone());
+        let sums: Arc<dyn Collective> = match fault {
+            Fault::InSum => Arc::new(Deadly(sums, AtomicUsize::new(0))),
+            _ => Arc::new(sums),
+        };
+        trainer = trainer.with_ranks(rank.clone(), sums, state);
     }
     if *resume {
         trainer = trainer.resume(folder, &identity)?;
@@ -190,8 +249,8 @@ fn train(rank: Option<&Rank>, job: &Job, fault: Fault) -> Result<Vec<StepReport>
     };
     let from = trainer
         .position()
-        .map_or(0, |position| position.samples as usize / 4);
-    let mut batches = batches(&config, place, from, fault);
+        .map_or(0, |position| position.samples as usize / batch);
+    let mut batches = batches(&config, *batch, place, from, fault);
     let mut reports = Vec::new();
     let ending = run(&mut trainer, &mut batches, options, &mut |event| {
         if let Event::Step(done) = event {
@@ -199,11 +258,16 @@ fn train(rank: Option<&Rank>, job: &Job, fault: Fault) -> Result<Vec<StepReport>
         }
     })?;
     assert_eq!(ending, Ending::Finished);
-    Ok(reports)
+    let mut bits = Bits::default();
+    trainer.model().visit(&mut bits);
+    Ok(Trained {
+        reports,
+        bits: bits.0,
+    })
 }
 
-/// The steps of several ranks of this process, of which the last has the job's fault.
-fn train_ranks(ranks: usize, job: &Job) -> Result<Vec<Vec<StepReport>>, VlmTrainError> {
+/// What several ranks of this process have, of which the last has the job's fault.
+fn train_ranks(ranks: usize, job: &Job) -> Result<Vec<Trained>, VlmTrainError> {
     let timeout = match job.fault {
         Fault::Slow => Duration::from_secs(2),
         _ => SECONDS,
@@ -219,6 +283,13 @@ fn train_ranks(ranks: usize, job: &Job) -> Result<Vec<Vec<StepReport>>, VlmTrain
 fn state(folder: &Folder, steps: usize) -> Vec<u8> {
     let checkpoint = format!("checkpoint-{steps:08}/state.safetensors");
     std::fs::read(folder.0.join(checkpoint)).unwrap()
+}
+
+/// Updates of each parameter, from a checkpoint.
+fn updates(folder: &Folder, steps: usize) -> BTreeMap<String, u64> {
+    let run = folder.0.join(format!("checkpoint-{steps:08}/run.json"));
+    let run: serde_json::Value = serde_json::from_slice(&std::fs::read(run).unwrap()).unwrap();
+    serde_json::from_value(run["updates"].clone()).unwrap()
 }
 
 /// The largest relative difference of losses and norms.
@@ -238,6 +309,7 @@ fn agree(name: &str, trained: TrainedParts, state: OptimizerState, ranks: &[usiz
     let recipe = short(trained, steps);
     let alone = Folder::new(&format!("{name}-1"));
     let expected = train(None, &Job::new(&recipe, &alone), Fault::None).unwrap();
+    let expected = expected.reports;
     for ranks in ranks.iter().copied() {
         let [first, second] = [0, 1].map(|again| {
             let folder = Folder::new(&format!("{name}-{ranks}-{again}"));
@@ -249,9 +321,8 @@ fn agree(name: &str, trained: TrainedParts, state: OptimizerState, ranks: &[usiz
         });
         assert_eq!(first, second, "{ranks} ranks, twice");
         let (all, ..) = first;
-        let is_equal = all.iter().all(|reports| *reports == all[0]);
-        assert!(is_equal, "{ranks} ranks");
-        let apart = apart(&expected, &all[0]);
+        assert!(all.iter().all(|rank| *rank == all[0]), "{ranks} ranks");
+        let apart = apart(&expected, &all[0].reports);
         println!("{name}, {state:?}: {ranks} ranks: {apart:.1e}");
         assert!(apart <= 1e-6, "{name}: {ranks} ranks: {apart:.1e}");
     }
@@ -269,6 +340,32 @@ fn adapters_of_several_ranks_learn_what_one_learns() {
 #[test]
 fn whole_models_of_several_ranks_learn_what_one_learns() {
     agree("full", whole(), OptimizerState::Replicated, &[2], 3);
+}
+
+/// Of batches of one sample, of which the last has no picture: ranks without one give zeros, and
+/// parameters without a gradient on any rank, the tower's, rest on all, their decay and count too.
+#[test]
+fn ranks_without_samples_take_the_steps_of_all() {
+    let recipe = short(whole(), 4);
+    let job = |folder: &Folder| {
+        let mut job = Job::new(&recipe, folder);
+        job.batch = 1;
+        job
+    };
+    let alone = Folder::new("idle-alone");
+    let expected = train(None, &job(&alone), Fault::None).unwrap();
+    let counts = updates(&alone, 4);
+    assert!(counts.values().any(|count| *count == 3) && counts.values().any(|count| *count == 4));
+    for state in [OptimizerState::Replicated, OptimizerState::Sharded] {
+        let folder = Folder::new(&format!("idle-{state:?}"));
+        let mut job = job(&folder);
+        job.state = state;
+        let all = train_ranks(3, &job).unwrap();
+        assert!(all.iter().all(|rank| *rank == all[0]), "{state:?}");
+        let apart = apart(&expected.reports, &all[0].reports);
+        assert!(apart <= 1e-6, "{state:?}: {apart:.1e}");
+        assert_eq!(updates(&folder, 4), counts, "{state:?}");
+    }
 }
 
 /// Of eight ranks, four have no sample of a batch.
@@ -301,13 +398,13 @@ fn a_sharded_optimizer_takes_the_steps_of_a_replicated_one() {
             let folder = Folder::new(&format!("{precision:?}-{masters}-{state:?}"));
             let mut job = Job::new(&recipe, &folder);
             (job.precision, job.state) = (precision, state);
-            let reports = train_ranks(2, &job).unwrap();
-            assert_eq!(reports[0], reports[1]);
-            (reports, self::state(&folder, 3))
+            let [first, second] = train_ranks(2, &job).unwrap().try_into().unwrap();
+            assert_eq!(first, second);
+            (first.reports, self::state(&folder, 3))
         });
-        let apart = apart(&replicated.0[0], &sharded.0[0]);
+        let apart = apart(&replicated.0, &sharded.0);
         assert!(apart <= 1e-6, "{precision:?}: {apart:.1e}");
-        for (left, right) in replicated.0[0].iter().zip(&sharded.0[0]) {
+        for (left, right) in replicated.0.iter().zip(&sharded.0) {
             assert_eq!(left.loss.to_bits(), right.loss.to_bits());
             assert_eq!(left.lost_updates, right.lost_updates);
         }
@@ -320,6 +417,7 @@ fn a_run_continues_on_another_number_of_ranks() {
     let recipe = short(whole(), 4);
     let alone = Folder::new("alone");
     let expected = train(None, &Job::new(&recipe, &alone), Fault::None).unwrap();
+    let expected = expected.reports;
     for (from, to) in [
         (OptimizerState::Replicated, OptimizerState::Sharded),
         (OptimizerState::Sharded, OptimizerState::Sharded),
@@ -335,7 +433,7 @@ fn a_run_continues_on_another_number_of_ranks() {
         );
         (job.state, job.fault, job.resume) = (to, Fault::None, true);
         let rest = train_ranks(3, &job).unwrap();
-        let apart = apart(&expected[2..], &rest[0]);
+        let apart = apart(&expected[2..], &rest[0].reports);
         assert!(apart <= 1e-6, "{from:?} to {to:?}: {apart:.1e}");
     }
 }
@@ -344,21 +442,17 @@ fn a_run_continues_on_another_number_of_ranks() {
 fn a_fault_of_one_rank_ends_all_with_its_number_and_cause() {
     for (fault, says) in [
         (Fault::Data, "data.jsonl"),
+        (Fault::Ends, "the data end after 2 of 4 steps"),
         (Fault::Panic, "its thread panicked: a bug"),
+        (Fault::InSum, "its thread panicked: a bug in the sum"),
         (Fault::Slow, "within 2 s"),
     ] {
         let folder = Folder::new(&format!("{fault:?}"));
         let begun = Instant::now();
         let mut job = Job::new(&short(lora(), 4), &folder);
         job.fault = fault;
-        let error = train_ranks(2, &job).unwrap_err();
-        assert!(begun.elapsed() < Duration::from_secs(30), "{fault:?}");
-        let text = error.to_string();
-        assert!(
-            text.starts_with("rank 1 stopped the run"),
-            "{fault:?}: {text}"
-        );
-        assert!(text.contains(says), "{fault:?}: {text}");
+        let error = train_ranks(2, &job).unwrap_err().to_string();
+        expect_ended(begun, &[error], "rank 1 stopped the run", says);
         assert!(!state(&folder, 2).is_empty(), "{fault:?}");
     }
 }
@@ -379,15 +473,26 @@ fn ranks_of_other_runs_are_refused_by_what_differs() {
             "optimizer's state is \"sharded\", and \"replicated\" on rank 0",
         ),
         (Fault::OtherWeights, "weights is "),
+        (Fault::OtherModel, "parameters is "),
     ] {
         let folder = Folder::new(&format!("{fault:?}"));
         let mut job = Job::new(&short(whole(), 4), &folder);
         job.fault = fault;
-        let error = train_ranks(2, &job).unwrap_err();
-        let text = error.to_string();
-        assert!(text.contains("rank 1 is of another run"), "{text}");
-        assert!(text.contains(says), "{text}");
+        let begun = Instant::now();
+        let error = train_ranks(2, &job).unwrap_err().to_string();
+        expect_ended(begun, &[error], "rank 1 is of another run", says);
     }
+}
+
+#[test]
+fn tensors_of_other_lengths_are_not_summed() {
+    let begun = Instant::now();
+    let ended = RankGroup::of_process(2, SECONDS).run(|rank| {
+        let x = Tensor::<1>::zeros([4 + rank.rank()], &Device::flex());
+        HostSums(rank.clone()).all_reduce(x).map(drop)
+    });
+    let error = ended.unwrap_err().to_string();
+    expect_ended(begun, &[error], "rank 1", "bytes, this one");
 }
 
 fn free_port() -> String {
@@ -451,6 +556,7 @@ fn ranks_of_three_hosts_receive_what_all_gave() {
 
 #[test]
 fn a_host_that_fails_is_named_on_all_others() {
+    let begun = Instant::now();
     let address = free_port();
     let hosts = (0..2).map(|h| host(&address, 2, h)).collect();
     let found = meet(hosts, |rank| {
@@ -460,17 +566,13 @@ fn a_host_that_fails_is_named_on_all_others() {
         let late = rank.exchange(Vec::new());
         late.map(drop).map_err(|error| error.to_string())
     });
-    for ended in found {
-        let text = ended.unwrap_err();
-        assert!(
-            text.contains("rank 2 stopped the run: out of memory"),
-            "{text}"
-        );
-    }
+    let said: Vec<_> = found.into_iter().map(Result::unwrap_err).collect();
+    expect_ended(begun, &said, "rank 2 stopped the run", "out of memory");
 }
 
 #[test]
 fn strangers_and_hosts_of_another_run_are_refused_and_those_missing_are_named() {
+    let begun = Instant::now();
     let address = free_port();
     let mut stranger = host(&address, 2, 1);
     stranger.token = b"another token".to_vec();
@@ -490,7 +592,7 @@ fn strangers_and_hosts_of_another_run_are_refused_and_those_missing_are_named() 
     let refused = other.meet().unwrap_err().to_string();
     assert!(refused.contains("one of 3 hosts, host 0 of 2"), "{refused}");
     let missing = waits.join().unwrap().unwrap_err().to_string();
-    assert!(missing.contains("hosts 1 did not come"), "{missing}");
+    expect_ended(begun, &[missing], "hosts 1", "did not come");
     let nobody = host(&free_port(), 2, 1).meet().unwrap_err();
     assert!(
         matches!(nobody, RendezvousError::Unreachable { .. }),

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test uses some")]
 
+pub(crate) mod ended;
+
 use std::path::PathBuf;
 
 use burn::module::{ModuleMapper, Param};
