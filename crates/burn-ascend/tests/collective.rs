@@ -59,16 +59,23 @@ impl Drop for Host {
         let violations = control::take_violations();
         if !thread::panicking() {
             assert_eq!(violations, []);
-            assert_eq!(control::live().communicators, 0);
+            let live = control::live();
+            let live = [
+                live.communicators,
+                live.allocations,
+                live.events,
+                live.streams,
+            ];
+            assert_eq!(live, [0; 4]);
         }
     }
 }
 
-fn sum(x: Tensor<1>, op: ReduceOperation, devices: &[Device]) -> Tensor<1> {
+fn sum<const D: usize>(x: Tensor<D>, op: ReduceOperation, devices: &[Device]) -> Tensor<D> {
     all_reduce(x, op, devices.to_vec()).resolve()
 }
 
-fn values(x: Tensor<1>) -> Result<Vec<f32>, String> {
+fn values<const D: usize>(x: Tensor<D>) -> Result<Vec<f32>, String> {
     let data = x
         .cast(DType::F32)
         .try_into_data()
@@ -130,24 +137,55 @@ fn what_an_npu_does_not_sum_and_what_it_fails_to_sum_is_an_error_of_the_tensor()
     }
 }
 
+/// A transposed tensor, as the gradient of a product's right side is, and devices that each rank
+/// names in another order.
+#[test]
+fn elements_are_summed_in_the_order_of_the_tensor_whatever_that_of_memory_and_devices() {
+    let host = Host::new(2);
+    let devices = host.devices();
+    let found = host.on_each(|rank, device| {
+        let data = [[1.0_f32, 2.0, 3.0], [4.0, 5.0, 6.0]];
+        let x = Tensor::<2>::from_data(data, device);
+        let x = match rank {
+            0 => x.transpose(),
+            _ => x.reshape([3, 2]),
+        };
+        let mut devices = devices.clone();
+        devices.rotate_left(rank);
+        values(sum(x, ReduceOperation::Sum, &devices)).unwrap()
+    });
+    assert_eq!(found, [[2.0, 6.0, 5.0, 9.0, 8.0, 12.0]; 2].map(Vec::from));
+    let npus = host.npus();
+    assert_eq!(npus[1].memory().unwrap().communicator_bytes, 400 << 20);
+}
+
+/// Each NPU as that of a process of its own, twice: of an earlier run nothing is left.
 #[test]
 fn ranks_of_a_wider_group_are_joined_beforehand() {
     let host = Host::new(2);
     let npus = host.npus();
-    let ranks = Ranks {
-        npus: &npus,
-        first: 0,
-        all: 2,
-    };
-    let root = npus[0].root_info().unwrap();
-    ranks.join(&root).unwrap();
-    let devices = host.devices();
-    let found = host.on_each(|rank, device| {
-        let x = Tensor::<1>::from_data([rank as f32], device);
-        values(sum(x, ReduceOperation::Sum, &devices))
-    });
-    assert_eq!(found, [Ok(vec![1.0]), Ok(vec![1.0])]);
-    assert_eq!(npus[1].memory().unwrap().communicator_bytes, 400 << 20);
+    for _ in 0..2 {
+        let root = npus[0].root_info().unwrap();
+        let found = host.on_each(|rank, device| {
+            let ranks = Ranks {
+                npus: &npus[rank..=rank],
+                first: rank as u32,
+                all: 2,
+            };
+            ranks.join(&root).unwrap();
+            let x = Tensor::<1>::from_data([rank as f32, 8.0], device);
+            let of_all = ranks.all_gather(x.clone()).unwrap();
+            let own = [device.clone()];
+            let [sum, mean] =
+                [ReduceOperation::Sum, ReduceOperation::Mean].map(|op| sum(x.clone(), op, &own));
+            [of_all, sum, mean].map(|x| values(x).unwrap())
+        });
+        for [of_all, sum, mean] in found {
+            assert_eq!(of_all, [0.0, 8.0, 1.0, 8.0]);
+            assert_eq!((sum, mean), (vec![1.0, 16.0], vec![0.5, 8.0]));
+        }
+        assert_eq!(npus[1].memory().unwrap().communicator_bytes, 400 << 20);
+    }
 }
 
 #[test]
@@ -189,6 +227,13 @@ fn joined_ranks_receive_parts_of_sums_and_the_tensors_of_all() {
             assert_eq!(x[0], 1.0 + 10.0 * rank as f32);
         }
     }
+    // What the simulated NPUs sent, as a ring, is the least possible: half of all that is scattered
+    // or gathered.
+    let counted = control::collectives();
+    let sent = counted.values().map(|of| of.sent_bytes).sum::<u64>();
+    let traffic = npus[0].traffic();
+    assert_eq!(sent, 2 * traffic.least_sent_bytes);
+    assert_eq!(2 * traffic.least_sent_bytes, traffic.bytes);
     for function in ["HcclReduceScatter", "HcclAllGather"] {
         control::inject_fault(function, 1, 15);
         control::inject_fault(function, 2, 15);

@@ -381,7 +381,12 @@ impl DistributedOps<Ascend> for Ascend {
             ReduceOperation::Sum => sum,
             ReduceOperation::Mean => {
                 Self::sync_collective(&device);
-                let ranks = devices.len().max(1) as f64;
+                // Other processes may have ranks, too. A sum that failed has no communicator.
+                let joined = device.opened().and_then(|context| {
+                    let memberships = context.cache::<Memberships>();
+                    memberships.ranks(&devices)
+                });
+                let ranks = joined.unwrap_or(1) as f64;
                 Self::float_mul_scalar(sum, Scalar::Float(1.0 / ranks))
             }
         })
