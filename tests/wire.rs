@@ -76,6 +76,12 @@ fn calls() -> Vec<Call> {
             &norm,
         ),
         call(
+            "adamw.update",
+            &[&matrix, &matrix, &matrix, &matrix],
+            &[&matrix, &matrix, &matrix],
+            &[&ints(&[1])[..], &[ScalarIr::Float(0.1); 5], &ints(&[3])].concat(),
+        ),
+        call(
             "attention.forward",
             &[&q, &kv, &kv],
             &[&q, &rows],

@@ -147,6 +147,16 @@ pub enum AttentionError {
         /// The number found.
         found: f64,
     },
+    /// A number that no update can be computed with.
+    #[error("{what} is {found}, expected {expected}")]
+    Update {
+        /// The number.
+        what: &'static str,
+        /// The value that fits.
+        expected: &'static str,
+        /// The value given.
+        found: f64,
+    },
     /// A target that is no word.
     #[error(
         "the target of row {row} is {found}, expected a word below {vocabulary}, or -100 for none"

@@ -5,6 +5,7 @@
     allow(unused_variables)
 )]
 
+mod adamw;
 mod attention;
 mod backends;
 mod cross_entropy;
@@ -19,6 +20,7 @@ mod sequences;
 mod short_convolution;
 mod swiglu;
 
+pub use adamw::{AdamWOp, AdamWOps, AdamWUpdate, adamw};
 pub use attention::{
     Attention, AttentionMask, AttentionOp, AttentionOps, Bias, Kept, MaskRules, Pattern, Window,
 };
@@ -35,6 +37,7 @@ pub use swiglu::{SwiGluOps, swiglu};
 
 /// The operations from ordinary tensor operations, for backends whose kernels have limits.
 pub mod composed {
+    pub use crate::adamw::composed as adamw;
     pub use crate::attention::blocks as attention;
     pub use crate::rms_norm::composed as rms_norm;
 }

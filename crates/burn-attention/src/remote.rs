@@ -4,19 +4,21 @@
 use burn::backend::ir::BackendIr;
 use burn_remote::server::CustomOpRegistry;
 
+use crate::adamw::{self, AdamWOps};
 use crate::attention::{self, AttentionOps};
 use crate::rms_norm::{self, RmsNormOps};
 
 /// A backend that can run this crate's operations in a server.
-pub trait ServedOps: BackendIr + AttentionOps + RmsNormOps {}
+pub trait ServedOps: BackendIr + AdamWOps + AttentionOps + RmsNormOps {}
 
-impl<B: BackendIr + AttentionOps + RmsNormOps> ServedOps for B {}
+impl<B: BackendIr + AdamWOps + AttentionOps + RmsNormOps> ServedOps for B {}
 
 /// Adds this crate's operations to those that a server runs by its backend `B`.
 ///
 /// An operation that the server cannot read, as from a client of another version, ends the
 /// client's session; the server's log has the reason.
 pub fn register<B: ServedOps>(operations: &mut CustomOpRegistry<B>) {
+    adamw::wire::register(operations);
     attention::wire::register(operations);
     rms_norm::wire::register(operations);
 }

@@ -323,8 +323,8 @@ impl MemoryPlan {
         3 * rows * words * wide + words * channels * copies + gradient
     }
 
-    /// The new value of every trained parameter stands beside the old one, and the largest has its
-    /// root and its step too.
+    /// New values take the memory of masters or of gradients that nothing else holds. Those in 16 bits
+    /// stand beside them; without a master, the old value stands there in f32 too.
     fn update(&self) -> usize {
         let of_value = if self.adapters > 0 {
             self.types.wide
@@ -332,10 +332,12 @@ impl MemoryPlan {
             self.types.narrow
         };
         let (values, part) = (self.trained * of_value, self.updated());
-        let sums = self.trained * self.types.wide;
+        let (largest, sums) = (self.largest.min(part), self.trained * self.types.wide);
+        let is_narrow = of_value < self.types.wide;
         let beside = match (self.ranks, self.optimizer) {
             // Sums are given up one by one.
-            (1, _) => values.saturating_sub(sums),
+            (1, _) if is_narrow => largest * of_value,
+            (1, _) => 0,
             // They are views of one tensor until the end.
             (_, OptimizerState::Replicated) => values,
             // A part of them is left, and the values of that part stand alone.
@@ -343,7 +345,11 @@ impl MemoryPlan {
                 (values + part * (of_value + self.types.wide)).saturating_sub(sums)
             }
         };
-        beside + 2 * self.largest.min(part) * self.types.wide
+        if is_narrow && !self.has_masters {
+            beside + largest * self.types.wide
+        } else {
+            beside
+        }
     }
 
     /// The gradients for the other devices stand end to end beside their sums over micro-batches;

@@ -79,9 +79,8 @@ impl GradientSums {
 
     /// Multiplies all gradients.
     pub(crate) fn scale(&mut self, factor: f64) {
-        for sum in self.sums.values_mut() {
-            *sum = sum.clone() * factor;
-        }
+        let sums = std::mem::take(&mut self.sums).into_iter();
+        self.sums = sums.map(|(id, sum)| (id, sum * factor)).collect();
     }
 }
 

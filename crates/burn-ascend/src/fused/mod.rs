@@ -1,6 +1,7 @@
 //! Operations of rope-burn and burn-attention by one kernel or operator; by ordinary operations
 //! beyond its limits.
 
+mod adamw;
 mod attention;
 mod norm_rotary;
 mod rms_norm;

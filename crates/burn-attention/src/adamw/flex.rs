@@ -1,0 +1,161 @@
+//! Flex, burn's CPU backend: one pass over the tensors' own memory, on all threads of rayon's pool.
+
+use std::iter;
+
+use burn::backend::flex::{Flex, FlexTensor};
+use burn::backend::tensor::FloatTensor;
+use burn::tensor::{DType, FloatDType};
+use burn_fused::zeros;
+use half::{bf16, f16};
+use rayon::prelude::*;
+
+use super::composed;
+use super::op::{AdamWOp, AdamWOps, Factors, rounded};
+use crate::attention::flex::number::Number;
+
+/// Elements of a task. Its values are rounded while they are in the second cache.
+const TASK: usize = 1 << 14;
+
+impl AdamWOps for Flex {
+    fn adamw(
+        value: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+        first: FloatTensor<Self>,
+        second: FloatTensor<Self>,
+        op: AdamWOp,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        if value.dtype() != DType::F32 {
+            return composed::update::<Self>(value, gradient, first, second, op);
+        }
+        update::<bf16>([value, gradient, first, second], op, None).into()
+    }
+
+    fn adamw_rounded(
+        value: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+        first: FloatTensor<Self>,
+        second: FloatTensor<Self>,
+        op: AdamWOp,
+        dtype: FloatDType,
+    ) -> (
+        FloatTensor<Self>,
+        FloatTensor<Self>,
+        FloatTensor<Self>,
+        FloatTensor<Self>,
+    ) {
+        let narrow: DType = dtype.into();
+        if value.dtype() != DType::F32 || !matches!(narrow, DType::F16 | DType::BF16) {
+            let updated = Self::adamw(value, gradient, first, second, op);
+            return rounded::<Self>(updated, dtype);
+        }
+        let mut out = zeros(value.layout().shape().clone(), narrow);
+        let tensors = [value, gradient, first, second];
+        let [value, first, second] = if narrow == DType::F16 {
+            update(tensors, op, Some(out.storage_mut::<f16>()))
+        } else {
+            update(tensors, op, Some(out.storage_mut::<bf16>()))
+        };
+        (value, out, first, second)
+    }
+}
+
+impl Factors<f64> {
+    fn narrow(self) -> Factors<f32> {
+        Factors {
+            stay: self.stay as f32,
+            first: self.first as f32,
+            second: self.second as f32,
+            kept: self.kept as f32,
+            correction: self.correction as f32,
+            epsilon: self.epsilon as f32,
+            step_size: self.step_size as f32,
+        }
+    }
+}
+
+impl Factors<f32> {
+    /// As the composed update of an element, operation by operation.
+    #[inline]
+    fn update(&self, value: f32, gradient: f32, [first, second]: [&mut f32; 2]) -> f32 {
+        *first += (gradient - *first) * self.first;
+        *second = *second * self.kept + gradient * gradient * self.second;
+        let root = second.sqrt() / self.correction + self.epsilon;
+        value * self.stay - *first / root * self.step_size
+    }
+}
+
+/// The new value and moments; the new values are also rounded into memory for them.
+fn update<E: Number<Wide = f32>>(
+    [value, gradient, first, second]: [FlexTensor; 4],
+    op: AdamWOp,
+    rounded: Option<&mut [E]>,
+) -> [FlexTensor; 3] {
+    let by = op.factors().narrow();
+    let (mut first, mut second) = (owned(first), owned(second));
+    let moments = [&mut first, &mut second];
+    let value = if !is_free(&value) && is_free(&gradient) {
+        let update = |gradient, value, moments: [&mut f32; 2]| by.update(value, gradient, moments);
+        over(gradient, &value, moments, rounded, update)
+    } else {
+        let update = |value, gradient, moments: [&mut f32; 2]| by.update(value, gradient, moments);
+        over(owned(value), &gradient, moments, rounded, update)
+    };
+    [value, first, second]
+}
+
+/// Writes over each element of `out` the result of `update` for it, the element of `other` and the
+/// moments.
+fn over<E: Number<Wide = f32>>(
+    mut out: FlexTensor,
+    other: &FlexTensor,
+    moments: [&mut FlexTensor; 2],
+    rounded: Option<&mut [E]>,
+    update: impl Fn(f32, f32, [&mut f32; 2]) -> f32 + Sync,
+) -> FlexTensor {
+    let other = other.to_contiguous();
+    let [first, second] = moments.map(|moment| moment.storage_mut::<f32>().chunks_mut(TASK));
+    let inputs = elements(&other).chunks(TASK).zip(first.zip(second));
+    let mut parts = rounded.map(|rounded| rounded.chunks_mut(TASK));
+    let rounded = iter::from_fn(|| Some(parts.as_mut().and_then(Iterator::next)));
+    let tasks = out.storage_mut::<f32>().chunks_mut(TASK).zip(inputs);
+    let tasks: Vec<_> = tasks.zip(rounded).collect();
+    tasks.into_par_iter().for_each(|((out, inputs), rounded)| {
+        let (other, (first, second)) = inputs;
+        let moments = first.iter_mut().zip(second);
+        for ((out, other), (first, second)) in out.iter_mut().zip(other).zip(moments) {
+            *out = update(*out, *other, [first, second]);
+        }
+        for (rounded, value) in rounded.into_iter().flatten().zip(out) {
+            *rounded = E::round(*value);
+        }
+    });
+    out
+}
+
+/// The elements of a contiguous tensor.
+fn elements(x: &FlexTensor) -> &[f32] {
+    let start = x.layout().start_offset();
+    &x.storage::<f32>()[start..start + x.layout().num_elements()]
+}
+
+/// True if a kernel may overwrite all the memory of a tensor: nothing else holds it, and it has the
+/// elements and nothing else.
+fn is_free(x: &FlexTensor) -> bool {
+    let layout = x.layout();
+    x.is_unique()
+        && layout.is_contiguous()
+        && layout.start_offset() == 0
+        && x.storage::<f32>().len() == layout.num_elements()
+}
+
+/// The tensor itself where it is free, else a copy.
+fn owned(x: FlexTensor) -> FlexTensor {
+    let dense = x.to_contiguous();
+    drop(x);
+    if is_free(&dense) {
+        return dense;
+    }
+    let mut copy = zeros(dense.layout().shape().clone(), DType::F32);
+    copy.storage_mut::<f32>().copy_from_slice(elements(&dense));
+    copy
+}

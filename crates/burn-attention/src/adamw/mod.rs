@@ -1,0 +1,135 @@
+//! The update of AdamW as one operation.
+
+pub mod composed;
+#[cfg(feature = "flex")]
+mod flex;
+mod op;
+#[cfg(feature = "remote")]
+pub(crate) mod wire;
+
+use burn::backend::{Dispatch, TensorMetadata};
+use burn::tensor::{DType, FloatDType, Tensor};
+use burn_fused::{OpError, expect};
+
+use crate::backends;
+use crate::error::{AttentionError, Result};
+
+pub use op::{AdamWOp, AdamWOps};
+
+/// The results of an update.
+#[derive(Clone, Debug)]
+pub struct AdamWUpdate<const D: usize> {
+    /// The new values.
+    pub value: Tensor<D>,
+    /// The same in the type asked for.
+    pub rounded: Tensor<D>,
+    /// The new moments.
+    pub moments: [Tensor<D>; 2],
+}
+
+/// One update of AdamW, whose moments are moving means of the gradients and of their squares.
+///
+/// Of each element, with t updates:
+///
+/// ```text
+/// first  = first + (gradient - first) (1 - beta_1)
+/// second = second beta_2 + gradient² (1 - beta_2)
+/// root   = √second / √(1 - beta_2^t) + epsilon
+/// value  = value (1 - rate decay) - first / root (rate / (1 - beta_1^t))
+/// ```
+///
+/// # Shapes
+/// all: the same, in f32 or f64; the moments are 0 before the first update. The new values are also
+/// given in `dtype`, which a parameter in 16 bits has.
+///
+/// # Numerics
+/// In the type of the tensors and in this order, which is that of torch. The numbers that multiply
+/// tensors are computed in f64 and rounded once. An NPU's operator computes them in f32, so that an
+/// update differs by up to 3e-5 of its size.
+///
+/// # Memory
+/// On the CPU and on NPUs the update is one pass, over the memory of moments that nothing else holds.
+/// The new values take the memory of the old ones if nothing else holds it; if something does, on the
+/// CPU that of the gradient. On other devices these are ordinary operations.
+///
+/// # Errors
+/// [`Shapes`](AttentionError::Shapes), [`Update`](AttentionError::Update),
+/// [`Op`](AttentionError::Op).
+///
+/// # Example
+/// ```
+/// use burn::tensor::{DType, Device, Tensor};
+/// use burn_attention::{AdamWOp, adamw};
+///
+/// let device = Device::flex();
+/// let value = Tensor::<1>::from_floats([1.0, -1.0], &device);
+/// let gradient = Tensor::from_floats([3.0, 0.0], &device);
+/// let op = AdamWOp {
+///     rate: 0.1,
+///     decay: 0.5,
+///     betas: [0.9, 0.999],
+///     epsilon: 1e-8,
+///     steps: 1,
+/// };
+/// let moments = [value.zeros_like(), value.zeros_like()];
+/// let updated = adamw(value, gradient, moments, op, DType::BF16.into())?;
+/// // The first step has the size of the rate; both elements decay by a twentieth.
+/// for (found, expected) in updated.value.into_data().iter::<f32>().zip([0.85, -0.95]) {
+///     assert!((found - expected).abs() < 1e-6);
+/// }
+/// assert_eq!(updated.rounded.dtype(), DType::BF16);
+/// # Ok::<(), burn_attention::AttentionError>(())
+/// ```
+///
+/// # Source
+/// Loshchilov and Hutter, Decoupled Weight Decay Regularization, ICLR 2019, algorithm 2, in the order
+/// of operations of torch 2.15 `torch.optim.AdamW` for one tensor
+pub fn adamw<const D: usize>(
+    value: Tensor<D>,
+    gradient: Tensor<D>,
+    moments: [Tensor<D>; 2],
+    op: AdamWOp,
+    dtype: FloatDType,
+) -> Result<AdamWUpdate<D>> {
+    let [first, second] = moments;
+    let [value, gradient, first, second] =
+        [value, gradient, first, second].map(Tensor::into_dispatch);
+    check([&value, &gradient, &first, &second], op)?;
+    let (value, rounded, first, second) = if backends::reaches(&value.device()) {
+        Dispatch::adamw_rounded(value, gradient, first, second, op, dtype)
+    } else {
+        let updated = composed::update::<Dispatch>(value, gradient, first, second, op);
+        op::rounded::<Dispatch>(updated, dtype)
+    };
+    Ok(AdamWUpdate {
+        value: Tensor::from_dispatch(value),
+        rounded: Tensor::from_dispatch(rounded),
+        moments: [first, second].map(Tensor::from_dispatch),
+    })
+}
+
+pub(crate) fn check<T: TensorMetadata>(tensors: [&T; 4], op: AdamWOp) -> Result<()> {
+    let [value, others @ ..] = tensors;
+    let dtype = value.dtype();
+    if !matches!(dtype, DType::F32 | DType::F64) {
+        return Err(AttentionError::Op(OpError::MixedDTypes {
+            what: "the value",
+            found: dtype,
+            expected: DType::F32,
+        }));
+    }
+    let names = ["the gradient", "the first moment", "the second moment"];
+    for (name, tensor) in names.into_iter().zip(others) {
+        expect(name, tensor, dtype, value)?;
+        let (left, right) = (value.shape(), tensor.shape());
+        if left != right {
+            return Err(AttentionError::Shapes {
+                left: "the value",
+                right: name,
+                left_shape: left.to_vec(),
+                right_shape: right.to_vec(),
+            });
+        }
+    }
+    op.check()
+}

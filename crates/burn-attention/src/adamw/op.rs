@@ -1,0 +1,145 @@
+//! The operation as backends see it.
+
+use burn::backend::autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
+use burn::backend::{Backend, backend_extension, tensor::FloatTensor};
+use burn::tensor::FloatDType;
+use burn_fused::primitive::cast;
+
+use super::composed;
+use crate::error::{AttentionError, Result};
+
+/// The numbers of an update.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamWOp {
+    /// The learning rate.
+    pub rate: f64,
+    /// The share of a value that decays, times the rate.
+    pub decay: f64,
+    /// The share of each moment that is kept.
+    pub betas: [f64; 2],
+    /// Added to the root of the second moment.
+    pub epsilon: f64,
+    /// Updates, this one included.
+    pub steps: u64,
+}
+
+/// The numbers that tensors are computed with.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Factors<T> {
+    /// The share of a value that does not decay.
+    pub(super) stay: T,
+    /// The share of the gradient in the first moment.
+    pub(super) first: T,
+    /// The share of its square in the second moment, and that of the second moment before.
+    pub(super) second: T,
+    pub(super) kept: T,
+    /// Divides the root of the second moment.
+    pub(super) correction: T,
+    pub(super) epsilon: T,
+    pub(super) step_size: T,
+}
+
+impl AdamWOp {
+    pub(super) fn factors(self) -> Factors<f64> {
+        let [beta_1, beta_2] = self.betas;
+        let steps = self.steps as f64;
+        Factors {
+            stay: 1.0 - self.rate * self.decay,
+            first: 1.0 - beta_1,
+            second: 1.0 - beta_2,
+            kept: beta_2,
+            correction: (1.0 - beta_2.powf(steps)).sqrt(),
+            epsilon: self.epsilon,
+            step_size: self.rate / (1.0 - beta_1.powf(steps)),
+        }
+    }
+
+    /// # Errors
+    /// [`AttentionError::Update`].
+    pub(super) fn check(self) -> Result<()> {
+        let [beta_1, beta_2] = self.betas;
+        let is_real = |number: f64| number.is_finite() && number >= 0.0;
+        let is_beta = |beta: f64| (0.0..1.0).contains(&beta);
+        let (real, beta) = ("a finite number, at least 0", "at least 0 and below 1");
+        for (what, found, is_right, expected) in [
+            ("the rate", self.rate, is_real(self.rate), real),
+            ("the decay", self.decay, is_real(self.decay), real),
+            ("the first beta", beta_1, is_beta(beta_1), beta),
+            ("the second beta", beta_2, is_beta(beta_2), beta),
+            ("epsilon", self.epsilon, is_real(self.epsilon), real),
+            (
+                "the number of updates",
+                self.steps as f64,
+                self.steps > 0,
+                "at least 1: this one is among them",
+            ),
+        ] {
+            if !is_right {
+                return Err(AttentionError::Update {
+                    what,
+                    expected,
+                    found,
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// One update of AdamW on a backend. All tensors are of one shape and type.
+#[backend_extension(
+    Flex: cfg(feature = "flex"),
+    Cube: cfg(feature = "cube"),
+    Remote: cfg(feature = "remote"),
+    Autodiff
+)]
+pub trait AdamWOps: Backend {
+    /// The new values, and the new moments of the gradients and of their squares.
+    fn adamw(
+        value: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+        first: FloatTensor<Self>,
+        second: FloatTensor<Self>,
+        op: AdamWOp,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        composed::update::<Self>(value, gradient, first, second, op)
+    }
+
+    /// The new values, these in another type, and the new moments.
+    fn adamw_rounded(
+        value: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+        first: FloatTensor<Self>,
+        second: FloatTensor<Self>,
+        op: AdamWOp,
+        dtype: FloatDType,
+    ) -> (
+        FloatTensor<Self>,
+        FloatTensor<Self>,
+        FloatTensor<Self>,
+        FloatTensor<Self>,
+    ) {
+        rounded::<Self>(Self::adamw(value, gradient, first, second, op), dtype)
+    }
+}
+
+/// The results of an update, with the values in another type too.
+pub(super) fn rounded<B: Backend>(
+    (value, first, second): (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>),
+    dtype: FloatDType,
+) -> (
+    FloatTensor<B>,
+    FloatTensor<B>,
+    FloatTensor<B>,
+    FloatTensor<B>,
+) {
+    let rounded = cast::<B>(value.clone(), dtype);
+    (value, rounded, first, second)
+}
+
+/// Ordinary operations, which autodiff follows.
+impl<B: AdamWOps, C: CheckpointStrategy> AdamWOps for Autodiff<B, C> {}
+
+/// Ordinary operations.
+#[cfg(feature = "cube")]
+impl AdamWOps for burn::backend::Cube {}
