@@ -412,6 +412,17 @@ const FAMILIES: &[Family] = &[
             "*[2,3] {} *[3] *[3] 0.00001 *[2,3] *[2,1] *[2,1]",
         ],
     ),
+    all(
+        "x first second largest grad updates rate beta_1 beta_2 decay epsilon amsgrad maximize",
+        &[
+            "*$ *$ *$ null *$ f32[1] 0.1 0.9 0.99 0.1 0.00001 0 0",
+            "*[2,3] *[2,3] *[2,3] *[2,3] *[2,3] f32[1] 0.1 0.9 0.99 0.1 0.00001 1 1",
+            "*[2,3] *[2,3] *[2,3] null *[2,3] f32[1] 0.1 0.9 0.99 0.1 0.00001 1 0",
+            "*[2,3] *[2,3] *[2,3] null *[2,3] i64[] 0.1 0.9 0.99 0.1 0.00001 0 0",
+            "f32[2,3] f32[2,3] f32[2,3] null *[2,3] i64[1] 0.1 0.9 0.99 0.1 0.00001 0 0",
+            "f32[2,3] f32[2,3] f32[2,3] *[2,3] *[2,3] f32[1] 0.1 0.9 0.99 0.1 0.00001 1 0",
+        ],
+    ),
     attention(
         "q k v real_shift drop_mask padding_mask atten_mask prefix scale keep pre_tokens \
          next_tokens heads layout inner_precise sparse_mode softmax_max softmax_sum softmax_out out",

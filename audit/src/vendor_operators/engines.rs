@@ -65,7 +65,7 @@ fn predicted(call: &Call) -> bool {
     for ((parameter, kind), argument) in call.operator.parameters.iter().zip(&call.arguments) {
         for tensor in argument.tensors() {
             let strides = tensor.strides.clone().unwrap_or_else(|| tensor.dense());
-            let is_written = matches!(*kind, "Out" | "OptOut" | "Ref");
+            let is_written = matches!(*kind, "Out" | "OptOut" | "Ref" | "OptRef");
             let (dims, strides) = (sizes(&tensor.dims), sizes(&strides));
             views.push((*parameter, is_written, tensor.dtype, dims, strides));
         }
@@ -111,6 +111,7 @@ fn type_of_tables(call: &Call) -> Option<aclDataType> {
             "dtype" | "out" if method == "cast" => true,
             "index" | "indices" => is_expected(&integers),
             "out" if is_in(INDICES, method) => is_expected(&integers),
+            "updates" => is_expected(&[aclDataType::FLOAT, aclDataType::INT64]),
             "condition" | "mask" | "atten_mask" => is_expected(&truth),
             "softmax_max" | "softmax_sum" => is_expected(&[aclDataType::FLOAT]),
             "out" if is_in(TRUTH, method) => is_expected(&truth),

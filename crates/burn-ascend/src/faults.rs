@@ -10,13 +10,13 @@ use burn::backend::{Backend, DType, ExecutionError, Scalar, Shape, TensorData, T
 use crate::{Ascend, AscendDevice, AscendTensor, Fallback, Processor, fallbacks, reset_fallbacks};
 
 /// The device, alone and without memory of its own; closed at the end, without a violation.
-struct Alone(
-    AscendDevice,
+pub(crate) struct Alone(
+    pub(crate) AscendDevice,
     #[allow(dead_code, reason = "held, not read")] MutexGuard<'static, ()>,
 );
 
 impl Alone {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         static TURN: Mutex<()> = Mutex::new(());
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let device = AscendDevice::simulated(0);
@@ -25,7 +25,7 @@ impl Alone {
         Self(device, turn)
     }
 
-    fn vector(&self, values: &[f32]) -> AscendTensor {
+    pub(crate) fn vector(&self, values: &[f32]) -> AscendTensor {
         Ascend::float_from_data(TensorData::from(values), &self.0)
     }
 }
@@ -42,14 +42,14 @@ impl Drop for Alone {
     }
 }
 
-fn values(tensor: AscendTensor) -> Result<Vec<f32>, ExecutionError> {
+pub(crate) fn values(tensor: AscendTensor) -> Result<Vec<f32>, ExecutionError> {
     Ok(tensor
         .read()?
         .try_to_vec::<f32>()
         .expect("a tensor of 32-bit floats"))
 }
 
-fn message(tensor: AscendTensor) -> String {
+pub(crate) fn message(tensor: AscendTensor) -> String {
     values(tensor).expect_err("a failed tensor").to_string()
 }
 

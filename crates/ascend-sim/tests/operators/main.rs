@@ -12,6 +12,7 @@ mod elementwise;
 mod matrix;
 mod movement;
 mod normalization;
+mod optimizer;
 mod protocol;
 mod random;
 mod reduction;

@@ -85,7 +85,13 @@ mod tests {
         },
     ];
 
-    const TRAITS: [(&str, &[Row]); 7] = [
+    /// Of its update of AdamW.
+    const ADAMW: [Row; 1] = [Row {
+        method: "adamw",
+        native: Some((Types::F32, &["adam_w"])),
+    }];
+
+    const TRAITS: [(&str, &[Row]); 8] = [
         ("FloatTensorOps", float::ROWS),
         ("IntTensorOps", int::ROWS),
         ("BoolTensorOps", bool::ROWS),
@@ -93,6 +99,7 @@ mod tests {
         ("ActivationOps", activation::ROWS),
         ("QTensorOps", quantized::ROWS),
         ("AttentionOps", &ATTENTION),
+        ("AdamWOps", &ADAMW),
     ];
 
     fn operator(method: &str) -> Option<&'static OperatorInfo> {

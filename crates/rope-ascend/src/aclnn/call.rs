@@ -53,10 +53,11 @@ pub(super) enum Argument<'a> {
     Ints(&'a [i64]),
     Text(&'static CStr),
     Bits(u64),
-    /// A tensor that is not read, and one that is not written: each has an index among the
-    /// operator's inputs or outputs.
+    /// A tensor that is not read, one that is not written, and one that is neither: each has an index
+    /// among the operator's inputs or outputs, the last among both.
     NoInput,
     NoOutput,
+    NoRef,
     Absent,
 }
 
@@ -211,7 +212,9 @@ impl Objects {
             }
             Argument::Text(text) => Ok(Raw::Text(text.as_ptr().cast_mut())),
             Argument::Bits(bits) => Ok(Raw::Bits(bits)),
-            Argument::NoInput | Argument::NoOutput | Argument::Absent => Ok(Raw::Null),
+            Argument::NoInput | Argument::NoOutput | Argument::NoRef | Argument::Absent => {
+                Ok(Raw::Null)
+            }
         }
     }
 

@@ -187,7 +187,7 @@ impl Key {
                 }
                 Argument::Text(text) => words.push(text.as_ptr() as u64),
                 Argument::Bits(bits) => words.push(bits),
-                Argument::NoInput | Argument::NoOutput | Argument::Absent => {
+                Argument::NoInput | Argument::NoOutput | Argument::NoRef | Argument::Absent => {
                     words.push(u64::MAX);
                 }
             }
@@ -262,11 +262,15 @@ impl Plan {
             }
             inputs += usize::from(matches!(
                 argument,
-                Argument::In(_) | Argument::Ref(_) | Argument::Ins(_) | Argument::NoInput
+                Argument::In(_)
+                    | Argument::Ref(_)
+                    | Argument::Ins(_)
+                    | Argument::NoInput
+                    | Argument::NoRef
             ));
             outputs += usize::from(matches!(
                 argument,
-                Argument::Out(_) | Argument::Ref(_) | Argument::NoOutput
+                Argument::Out(_) | Argument::Ref(_) | Argument::NoOutput | Argument::NoRef
             ));
         }
         Ok(())
