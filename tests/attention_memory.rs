@@ -1,13 +1,14 @@
-//! Memory of attention, of the gated delta rule and of the loss of a large vocabulary, by a counting
-//! allocator: the forward of attention against its output, the rule against its states, the loss in
-//! blocks of the vocabulary against all logits at once.
+//! Memory of attention, of the gated delta rule, of the loss of a large vocabulary and of the update of
+//! AdamW, by a counting allocator: the forward of attention against its output, the rule against its
+//! states, the loss in blocks of the vocabulary against all logits at once, the update against its
+//! value.
 //!
 //! A file of its own, and one test that is not ignored: the allocator counts the whole process.
 
-use burn::tensor::{DType, Device, Distribution, Tensor};
+use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor};
 use burn_attention::{
-    Attention, AttentionMask, CrossEntropy, GatedDelta, Implementation, MaskRules, Sequences,
-    gated_delta_step,
+    AdamWOp, Attention, AttentionMask, CrossEntropy, GatedDelta, Implementation, MaskRules,
+    Sequences, adamw, gated_delta_step,
 };
 use rope_check::alloc::CountingAllocator;
 
@@ -66,6 +67,53 @@ fn no_temporary_is_as_large_as_a_result() {
     attention_makes_its_output_alone();
     the_loss_makes_no_tensor_of_rows_x_vocabulary();
     the_gated_delta_rule_keeps_a_state_for_each_chunk();
+    an_update_makes_no_tensor();
+}
+
+/// The new values take the memory of the old ones, or beside a held value that of the gradient.
+fn an_update_makes_no_tensor() {
+    let (count, op) = (
+        1 << 18,
+        AdamWOp {
+            rate: 1e-3,
+            decay: 0.1,
+            betas: [0.9, 0.999],
+            epsilon: 1e-8,
+            steps: 1,
+        },
+    );
+    let peak = |device: &Device, dtype: FloatDType, is_held: bool| {
+        let random = |_| Tensor::<1>::random([count], Distribution::Default, device);
+        let mut state = Some([0; 4].map(random));
+        let held = state
+            .as_ref()
+            .filter(|_| is_held)
+            .map(|state| state[0].clone());
+        let (updated, usage) = ALLOCATOR.measure(usize::MAX, || {
+            let [value, gradient, first, second] = state.take().expect("one update");
+            adamw(value, gradient, [first, second], op, dtype).expect("it fits")
+        });
+        drop((updated, held));
+        usage.peak_bytes as f64 / (4 * count) as f64
+    };
+    let flex = Device::flex();
+    peak(&flex, FloatDType::F32, false); // pools are made on first use
+    for (dtype, is_held, expected) in [
+        (FloatDType::F32, false, 0.0),
+        (FloatDType::F32, true, 0.0),
+        (FloatDType::BF16, false, 0.5),
+    ] {
+        let peak = peak(&flex, dtype, is_held);
+        println!("the peak of an update to {dtype:?} is {peak:.3} of its value");
+        assert!(
+            (peak - expected).abs() < 0.01,
+            "{dtype:?}, held {is_held}: {peak}"
+        );
+    }
+    // The same count must see what ordinary operations make, or it could not fail.
+    let composed = peak(&flex.autodiff(), FloatDType::F32, true);
+    println!("composed of ordinary operations it is {composed:.3}");
+    assert!(composed > 0.9, "{composed}");
 }
 
 const DELTA_HEADS: usize = 4;

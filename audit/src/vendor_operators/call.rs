@@ -137,7 +137,9 @@ impl Argument {
             return Some(Self::Null);
         }
         match kind {
-            "In" | "Out" | "Ref" | "OptIn" | "OptOut" | "OptRef" => Tensor::parse(text).map(Self::Tensor),
+            "In" | "Out" | "Ref" | "OptIn" | "OptOut" | "OptRef" => {
+                Tensor::parse(text).map(Self::Tensor)
+            }
             "Ins" => {
                 let members = text.strip_prefix('(')?.strip_suffix(')')?;
                 let members = members.split(';').filter(|member| !member.is_empty());
