@@ -227,8 +227,8 @@ fn joined_ranks_receive_parts_of_sums_and_the_tensors_of_all() {
             assert_eq!(x[0], 1.0 + 10.0 * rank as f32);
         }
     }
-    // What the simulated NPUs sent, as a ring, is the least possible: half of all that is scattered
-    // or gathered.
+    // The simulated NPUs, a ring, sent the fewest bytes possible: half of all that is scattered or
+    // gathered.
     let counted = control::collectives();
     let sent = counted.values().map(|of| of.sent_bytes).sum::<u64>();
     let traffic = npus[0].traffic();

@@ -216,7 +216,7 @@ fn a_process_that_is_killed_ends_the_other_with_its_rank() {
     end(second);
 }
 
-/// What a process says that does not succeed.
+/// The errors that a failed process prints.
 fn failed(output: Output) -> String {
     let said = text(&output.stderr);
     assert!(!output.status.success(), "{said}");

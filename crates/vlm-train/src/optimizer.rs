@@ -83,7 +83,7 @@ impl AdamW {
     }
 }
 
-/// What differs between parameters.
+/// The settings that differ between parameters.
 struct Rule {
     rate: f64,
     decay: f64,

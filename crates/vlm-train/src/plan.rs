@@ -48,12 +48,12 @@ impl MicroShape {
     }
 }
 
-/// What a step takes, in bytes, by name.
+/// The memory of a step in bytes, by name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StepMemory {
-    /// What exists during the whole step.
+    /// Memory held during the whole step.
     pub held: Vec<(&'static str, usize)>,
-    /// What exists beside it, at one moment each.
+    /// Memory beside it, at one moment each.
     pub moments: Vec<(&'static str, usize)>,
 }
 
@@ -227,7 +227,7 @@ impl MemoryPlan {
         }
     }
 
-    /// What a step takes whose largest micro-batch has this shape; there are others before it.
+    /// The memory of a step whose largest micro-batch has this shape; there are others before it.
     pub fn step(&self, shape: MicroShape) -> StepMemory {
         let MicroShape {
             tokens,
@@ -363,7 +363,7 @@ impl MemoryPlan {
     }
 }
 
-/// What burn keeps of a tensor beside its elements, counted: it matters to tiny models alone.
+/// Bytes that burn keeps of a tensor beside its elements, counted: they matter to tiny models.
 const OF_TENSOR: usize = 7 << 10;
 /// The activations and gradients of a layer that a record has, and the bytes of the samples of one.
 const OF_LAYER: usize = 14;
@@ -394,7 +394,7 @@ impl Layer {
         } = types;
         // q, k, v and the output of attention; what the second norm reads; gate and up.
         let always = 2 * q + 2 * kv + hidden + 2 * inner;
-        // What linear layers read, for the gradients of their weights or adapters.
+        // The inputs of linear layers, for the gradients of their weights or adapters.
         let shared = 2 * hidden + q + inner;
         let each = 5 * hidden + q + inner;
         let reads = match (self.is_trained, rank > 0) {

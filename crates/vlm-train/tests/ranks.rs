@@ -177,7 +177,7 @@ impl Job {
     }
 }
 
-/// What a rank has at its end.
+/// A rank's state at its end.
 #[derive(Clone, Debug, PartialEq)]
 struct Trained {
     reports: Vec<StepReport>,
@@ -185,7 +185,7 @@ struct Trained {
     bits: Vec<u32>,
 }
 
-/// What one rank has, or the only one.
+/// The state of one rank, or of the only one.
 fn train(rank: Option<&Rank>, job: &Job, fault: Fault) -> Result<Trained, VlmTrainError> {
     let Job {
         recipe,
@@ -266,7 +266,7 @@ fn train(rank: Option<&Rank>, job: &Job, fault: Fault) -> Result<Trained, VlmTra
     })
 }
 
-/// What several ranks of this process have, of which the last has the job's fault.
+/// The states of several ranks of this process, the last of which has the job's fault.
 fn train_ranks(ranks: usize, job: &Job) -> Result<Vec<Trained>, VlmTrainError> {
     let timeout = match job.fault {
         Fault::Slow => Duration::from_secs(2),

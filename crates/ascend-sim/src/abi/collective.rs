@@ -34,7 +34,7 @@ const CONFIG_DETERMINISTIC: i32 = 0;
 /// Largest code of the library; those above are the runtime's.
 const LARGEST_CODE: i32 = 1041;
 
-/// What the library says of its codes.
+/// The library's texts for its codes.
 const TEXTS: [(i32, &std::ffi::CStr); 10] = [
     (SUCCESS, c"no error"),
     (HCCL_E_PARA, c"parameter error"),
@@ -199,7 +199,7 @@ impl Tensor {
     }
 }
 
-/// What a call asks for, by the numbers of its parameters.
+/// A call's request, by the numbers of its parameters.
 struct Asked {
     operation: Operation,
     send: *mut c_void,

@@ -8,7 +8,7 @@ use crate::codes::{ACLNN_NULLPTR, Failure, Outcome};
 /// Types of the count of updates.
 const COUNTS: Types = Types::of(&[DataType::Float, DataType::Int64]);
 
-/// What an update of AdamW is called with.
+/// The arguments of an update of AdamW.
 pub(crate) struct AdamW {
     pub(crate) var: Operand,
     pub(crate) m: Operand,

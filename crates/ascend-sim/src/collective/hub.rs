@@ -38,7 +38,7 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// What has to be equal on all ranks, in words.
+    /// The properties that all ranks must share, in words.
     fn words(&self) -> String {
         let how = if self.operation.reduces() {
             format!(", {:?}", self.how)
@@ -72,11 +72,11 @@ struct State {
 }
 
 pub(crate) struct Hub {
-    /// Whether the product adds in an order of its own, unless all ranks ask for a fixed one.
+    /// True if the product chooses the order of a sum, unless all ranks ask for a fixed one.
     any_order: bool,
     state: Mutex<State>,
     changed: Condvar,
-    /// Whether no rank is to come any more.
+    /// True once no rank can join any more.
     closed: AtomicBool,
 }
 
@@ -276,7 +276,7 @@ impl Hub {
     }
 }
 
-/// What each rank receives.
+/// The bytes that each rank receives.
 fn meet(requests: &BTreeMap<u32, Request>, is_fixed: bool) -> Outcome<Vec<Vec<u8>>> {
     let mut all = requests.iter();
     let Some((_, first)) = all.next() else {

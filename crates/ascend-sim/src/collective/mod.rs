@@ -27,7 +27,7 @@ const CONNECT_TIMEOUT_S: u64 = 120;
 const EXEC_TIMEOUT_S: u64 = 1836;
 const BUFFER_MB: u64 = 200;
 
-/// What an operation does with the elements of the ranks.
+/// The operations on the elements of the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Operation {
     AllReduce,
@@ -73,7 +73,7 @@ impl Operation {
     }
 }
 
-/// What operations of one kind moved.
+/// The traffic of operations of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Collective {
     /// Calls that were queued.
@@ -93,11 +93,11 @@ pub(crate) struct Collectives {
     /// Memory of communicators, by device.
     memory: BTreeMap<u32, u64>,
     pub(crate) counts: BTreeMap<&'static str, Collective>,
-    /// Whether the process asked for sums in a fixed order.
+    /// True if the process asked for sums in a fixed order.
     pub(crate) deterministic: bool,
     pub(crate) connect_timeout: Duration,
     pub(crate) exec_timeout: Duration,
-    /// Whether a test set the timeouts, so that no configuration changes them.
+    /// True if a test set the timeouts, so that no configuration changes them.
     pub(crate) timeouts_are_set: bool,
 }
 
@@ -170,7 +170,7 @@ impl Drop for InCall {
     }
 }
 
-/// What a rank asks of its communicator.
+/// The options of a rank's communicator.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Config {
     pub(crate) buffer_bytes: u64,
@@ -179,7 +179,7 @@ pub(crate) struct Config {
 }
 
 impl Config {
-    /// What holds where the program says nothing.
+    /// The defaults.
     pub(crate) fn of_process(collectives: &Collectives) -> Self {
         Self {
             buffer_bytes: (2 * BUFFER_MB) << 20,
@@ -297,7 +297,7 @@ impl Communicator {
     }
 }
 
-/// What the root's bytes say.
+/// The contents of the root's bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RootInfo {
     pub(crate) id: [u8; 16],
@@ -354,12 +354,12 @@ impl Product {
         }
     }
 
-    /// Whether the order of adding differs between runs unless the program asks for a fixed one.
+    /// True if the order of a sum differs between runs unless the program asks for a fixed one.
     pub(crate) fn adds_in_any_order(self) -> bool {
         self == Self::A2
     }
 
-    /// Whether the product combines elements of a type so.
+    /// True if the product reduces elements of a type this way.
     pub(crate) fn reduces(self, number: Number, how: Reduction) -> bool {
         use Number::{Bf16, F16, F32, F64, I8, I16, I32, I64, U64};
         let is_product = how == Reduction::Product;

@@ -157,7 +157,7 @@ impl Remote {
     }
 }
 
-/// What the hub answered.
+/// The hub's answer.
 fn outcome(
     received: std::io::Result<Vec<u8>>,
     lost: impl FnOnce(std::io::Error) -> Failure,

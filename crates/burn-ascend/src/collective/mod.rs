@@ -162,13 +162,13 @@ impl AscendDevice {
         self.context()?.stream().device().root_info()
     }
 
-    /// What its communicators were asked for; nothing while it is not open.
+    /// The requests to its communicators; none while it is not open.
     pub fn traffic(&self) -> Traffic {
         let memberships = self.opened().map(|context| context.cache::<Memberships>());
         memberships.map_or_else(Traffic::default, |memberships| memberships.traffic())
     }
 
-    /// Whether all its communicators add in a fixed order, so that runs on the same devices are
+    /// True if all its communicators add in a fixed order, so that runs on the same devices are
     /// equal to the bit.
     pub fn is_deterministic(&self) -> bool {
         let memberships = self.opened().map(|context| context.cache::<Memberships>());

@@ -14,7 +14,7 @@ use crate::{Result, VlmDataError};
 use order::{Plan, Turn};
 use workers::{Made, Workers};
 
-/// What one update of the weights is made of.
+/// The size of the batch of one update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BatchSize {
     /// This many samples, over all ranks.
@@ -32,7 +32,7 @@ impl BatchSize {
     }
 }
 
-/// What becomes of a record of which no sample can be made.
+/// The treatment of a record of which no sample can be made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnError {
     /// Its error ends the loader.
@@ -45,7 +45,7 @@ pub enum OnError {
 /// How a [`Loader`] makes batches.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoaderOptions {
-    /// What a global batch is.
+    /// The size of a global batch.
     pub batch: BatchSize,
     /// How it is cut. What a global batch holds does not depend on it.
     pub cut: Cut,
@@ -53,7 +53,7 @@ pub struct LoaderOptions {
     pub seed: Option<u64>,
     /// How often the data are gone through.
     pub epochs: u64,
-    /// Which of the ranks this is, from 0.
+    /// This rank, from 0.
     pub rank: usize,
     /// How many share each global batch: rank r takes each `ranks`-th sample from its r-th.
     pub ranks: usize,
@@ -62,7 +62,7 @@ pub struct LoaderOptions {
     /// Bytes of samples made ahead, above which no other is begun. Beside these there are a sample
     /// for each thread and the batch at hand.
     pub ahead_bytes: usize,
-    /// What becomes of a record of which no sample can be made.
+    /// The treatment of a record of which no sample can be made.
     pub on_error: OnError,
 }
 

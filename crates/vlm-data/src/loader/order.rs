@@ -48,8 +48,8 @@ impl Plan {
         plan
     }
 
-    /// Whether no batch of any epoch has a sample of this rank, which would look for one through
-    /// all of them.
+    /// True if no batch of any epoch has a sample for this rank: it would look for one through them
+    /// all.
     fn is_idle(&self) -> bool {
         match self.batch {
             BatchSize::Samples(samples) => self.rank >= self.records.min(samples as u64),
@@ -65,7 +65,7 @@ impl Plan {
         self.order = (epoch, order.unwrap_or_default());
     }
 
-    /// Whether this rank needs the sample: of every `ranks` in a batch one, or all where lengths
+    /// True if this rank needs the sample: of every `ranks` in a batch one, or all where lengths
     /// decide where batches end.
     fn is_needed(&self, turn: Turn) -> bool {
         let BatchSize::Samples(samples) = self.batch else {

@@ -69,7 +69,7 @@ impl Workers {
             state: Mutex::new(state),
             changed: Condvar::new(),
         });
-        // Whose threads are stopped if one cannot be started.
+        // Dropped, and its threads stopped, if one cannot be started.
         let mut workers = Self {
             shared,
             threads: Vec::with_capacity(threads),
@@ -204,7 +204,7 @@ impl Shared {
     }
 }
 
-/// What a sample holds; an error counts for little.
+/// The bytes of a sample; an error counts for little.
 fn bytes(sample: &Result<TrainingSample>) -> usize {
     1024 + sample.as_ref().map_or(0, TrainingSample::bytes)
 }
