@@ -4,6 +4,7 @@
 
 use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use ascend_sim::control;
 use burn::module::ParamId;
@@ -25,6 +26,8 @@ impl Host {
     fn new(npus: u16) -> Self {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         control::clear_collectives();
+        let limit = Duration::from_secs(10);
+        control::set_collective_timeouts(limit, limit);
         let npus: Vec<_> = (0..npus).map(AscendDevice::simulated).collect();
         Self {
             host: Some(AscendHost::start(&npus).unwrap()),

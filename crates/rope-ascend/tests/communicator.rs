@@ -143,10 +143,15 @@ fn parts_are_scattered_and_gathered() {
         let all = whole(stream.alloc::<f32>(4)?);
         let pending = communicator.all_gather(whole(part.0), all, SumType::F32)?;
         let (_, Buffer(all)) = pending.finish()?;
-        stream.download(&all)
+        Ok((stream.download(&all)?, communicator.traffic()))
     });
-    for all in found {
-        assert_eq!(all.unwrap(), [1.0, 2.0, 4.0, 6.0]);
+    let counted = control::collectives();
+    let sent = counted.values().map(|of| of.sent_bytes).sum::<u64>();
+    for found in found {
+        let (all, traffic) = found.unwrap();
+        assert_eq!(all, [1.0, 2.0, 4.0, 6.0]);
+        assert_eq!((traffic.calls, traffic.bytes), (2, 2 * 16));
+        assert_eq!(2 * traffic.least_sent_bytes, sent);
     }
     close(runtime);
 }
@@ -164,6 +169,24 @@ fn memory_that_is_dropped_at_once_is_not_reused_too_early() {
         stream.trim()
     });
     assert!(done.into_iter().all(|done| done.is_ok()));
+    close(runtime);
+}
+
+/// The thread of a session and one that joins ranks call at the same time.
+#[test]
+fn a_device_makes_one_call_at_a_time_for_any_number_of_threads() {
+    let (_session, runtime) = begin(1);
+    let device = runtime.device(0).unwrap();
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..10 {
+                    device.root_info().unwrap();
+                }
+            });
+        }
+    });
+    drop(device);
     close(runtime);
 }
 

@@ -377,6 +377,8 @@ fn a_rank_that_no_batch_has_a_sample_for_is_given_empty_ones() {
             let (encoder, sender) = (Arc::clone(&encoder), sender.clone());
             thread::spawn(move || {
                 let mut loader = Loader::new(encoder, index(), options, None).expect("a loader");
+                // Its threads have begun.
+                thread::sleep(Duration::from_millis(100));
                 let batches = loader.by_ref().take(9).map(|batch| batch.expect("a batch"));
                 let found: Vec<_> = batches.map(|b| (b.micro_batches.len(), b.next)).collect();
                 drop(loader);
