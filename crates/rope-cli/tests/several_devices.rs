@@ -187,6 +187,10 @@ fn the_processor_may_be_several_ranks_some_of_which_have_no_conversation() {
         let found = apart(&numbers(&alone), &numbers(&both));
         assert!(found <= 1e-6, "{batch}: {found:.1e}");
     }
+    // Ranks on one device give it the same type.
+    let out = folder("several-cpu-bf16");
+    let options = "--steps 2 --precision bf16 --device cpu --device cpu";
+    done(&command(&out, options).output().expect("starts"));
 }
 
 #[test]

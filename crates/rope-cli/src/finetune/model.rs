@@ -12,7 +12,6 @@ use vlm_data::Fingerprint;
 use vlm_models::{Vlm, VlmConfig};
 
 use super::options::FinetuneArgs;
-use crate::device::Device as Named;
 
 /// Files of a model's folder that hold weights, or say where they are.
 const WEIGHTS: [&str; 3] = [".safetensors", ".safetensors.index.json", ".bin"];
@@ -65,9 +64,9 @@ pub(super) fn load(
     // Drawn on the host, whose generator is the same everywhere.
     let mut host = Device::flex();
     if args.dtype() != DType::F32 {
-        device.configure(FloatDType::from(args.dtype()))?;
-        if args.random_weights && args.device[0] != Named::Cpu {
-            host.configure(FloatDType::from(args.dtype()))?;
+        configure(&mut device, args.dtype())?;
+        if args.random_weights {
+            configure(&mut host, args.dtype())?;
         }
     }
     if !args.random_weights {
@@ -77,6 +76,16 @@ pub(super) fn load(
     host.seed(args.seed);
     let model = config.init(&host)?.map(&mut DrawWeights::default());
     Ok(model.fork(&device).train())
+}
+
+/// Makes `dtype` the type of new tensors on a device, which burn takes once: other ranks on the device
+/// ask for the same.
+fn configure(device: &mut Device, dtype: DType) -> Result<(), Box<dyn Error>> {
+    let dtype = FloatDType::from(dtype);
+    match device.configure(dtype) {
+        Err(_) if device.settings().float_dtype == dtype => Ok(()),
+        configured => Ok(configured?),
+    }
 }
 
 /// Copies what a folder of a model holds besides weights.
