@@ -10,7 +10,7 @@ use std::sync::LazyLock;
 
 use burn::tensor::{DType, Device, Int, Tensor};
 use burn_attention::{
-    Attention, AttentionMask, CrossEntropy, GatedDelta, MaskRules, Sequences, Window,
+    AdamWOp, Attention, AttentionMask, CrossEntropy, GatedDelta, MaskRules, Sequences, Window, adamw,
     gated_delta_step, linear, rms_norm, short_convolution, swiglu,
 };
 use random::Random;
@@ -250,6 +250,20 @@ const FUNCTIONS: &[Function] = &[
     ("burn-attention swiglu", |random| {
         let out = swiglu(random.tensor([2, 3]), random.tensor([2, 3]));
         out.is_ok_and(|out| goes_back(&[out]))
+    }),
+    ("burn-attention adamw", |random| {
+        let mut number = |usual| random.of(&[usual, usual, usual, 0.0, 1.0, -1.0, f64::NAN]);
+        let op = AdamWOp {
+            rate: number(1e-3),
+            decay: number(0.1),
+            betas: [number(0.9), number(0.999)],
+            epsilon: number(1e-8),
+            steps: random.of(&[0, 1, 2, u64::MAX]),
+        };
+        let dtype = random.of(&[DType::F32, DType::BF16, DType::F16, DType::F64]);
+        let (value, gradient) = (random.tensor([2, 3]), random.tensor([2, 3]));
+        let moments = [random.tensor([2, 3]), random.tensor([2, 3])];
+        adamw(value, gradient, moments, op, dtype.into()).is_ok()
     }),
     ("burn-attention linear", |random| {
         let (x, weight) = (random.tensor([1, 3, 2]), random.tensor([2, 4]));
