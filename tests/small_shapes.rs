@@ -10,8 +10,8 @@ use std::sync::LazyLock;
 
 use burn::tensor::{DType, Device, Int, Tensor};
 use burn_attention::{
-    AdamWOp, Attention, AttentionMask, CrossEntropy, GatedDelta, MaskRules, Sequences, Window, adamw,
-    gated_delta_step, linear, rms_norm, short_convolution, swiglu,
+    AdamWOp, Attention, AttentionMask, CrossEntropy, GatedDelta, MaskRules, Sequences, Window,
+    adamw, gated_delta_step, linear, rms_norm, short_convolution, swiglu,
 };
 use random::Random;
 use rope_burn::rope_core::{Layout, Pairing, Positions, RotarySpec};
