@@ -68,6 +68,24 @@ fn pages_are_short() {
     assert!(lines <= README_LINES, "README.md has {lines} lines");
 }
 
+/// `cargo xtask deep` refuses a step that its page does not name.
+#[test]
+fn the_page_of_the_deep_checks_names_each_step() {
+    let (steps, page) = (
+        read("crates/xtask/scripts/deep.txt"),
+        read("docs/dev/deep.md"),
+    );
+    let names = steps.lines().filter_map(|line| line.split_once(": "));
+    let names: Vec<&str> = names
+        .map(|(name, _)| name)
+        .filter(|name| !name.starts_with(['#', ' ']))
+        .collect();
+    assert!(names.len() >= 20, "{names:?}");
+    for name in names {
+        assert!(page.contains(&format!("| `{name}` |")), "{name}");
+    }
+}
+
 /// Pages hold none of the phrases in quotation marks in CONTRIBUTING.md's table of words.
 #[test]
 fn pages_avoid_the_listed_words() {
