@@ -132,6 +132,9 @@ fn follow_transformers(steps: usize) {
                 .output()
                 .expect("the program starts");
             assert!(done.status.success(), "{}", text(&done.stderr));
+            // The whole Qwen3.5 magnifies a last bit: from weights 1e-7 apart torch's own losses are
+            // up to 1e-3 apart after ten steps, and its norms 0.07.
+            let is_steady = |step| step < 10 || (family, mode) != ("qwen3_5_tiny", "full");
             // Norms grow apart before losses, most of all with states.
             for (log_name, reference_name, within) in [
                 ("loss", "losses", 1e-4),
@@ -140,12 +143,20 @@ fn follow_transformers(steps: usize) {
                 let found = column(&out, log_name);
                 let expected = curves[mode][reference_name].as_array().expect("numbers");
                 assert!(found.len() == steps && expected.len() >= steps);
-                let apart = found.iter().zip(expected).map(|(found, expected)| {
-                    (found / expected.as_f64().expect("a number") - 1.0).abs()
-                });
-                let apart = apart.fold(0.0, f64::max);
-                println!("{family} {mode} {log_name}: {apart:.1e}");
-                assert!(apart < within, "{family} {mode} {log_name}: {apart}");
+                let pairs = found.iter().zip(expected).enumerate();
+                for (step, (found, expected)) in pairs {
+                    let apart = (found / expected.as_f64().expect("a number") - 1.0).abs();
+                    println!("{family} {mode} {log_name}, step {step}: {apart:.1e}");
+                    let within = if is_steady(step) {
+                        within
+                    } else {
+                        50.0 * within
+                    };
+                    assert!(
+                        apart < within,
+                        "{family} {mode} {log_name}, step {step}: {apart}"
+                    );
+                }
             }
             if mode == "lora" {
                 let path = out.join("adapter/adapter_model.safetensors");
