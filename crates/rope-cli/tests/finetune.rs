@@ -132,10 +132,9 @@ fn follow_transformers(steps: usize) {
                 .output()
                 .expect("the program starts");
             assert!(done.status.success(), "{}", text(&done.stderr));
-            // The whole Qwen3.5 magnifies a last bit: from weights 1e-7 apart torch's own losses are
-            // up to 1e-3 apart after ten steps, and its norms 0.07.
-            let is_steady = |step| step < 10 || (family, mode) != ("qwen3_5_tiny", "full");
-            // Norms grow apart before losses, most of all with states.
+            // Norms grow apart before losses, most of all with states. A whole model may leave
+            // transformers as far as that leaves itself from weights that differ in their last bit:
+            // Qwen3.5 after ten steps.
             for (log_name, reference_name, within) in [
                 ("loss", "losses", 1e-4),
                 ("gradient_norm", "gradient_norms", 1e-2),
@@ -143,17 +142,15 @@ fn follow_transformers(steps: usize) {
                 let found = column(&out, log_name);
                 let expected = curves[mode][reference_name].as_array().expect("numbers");
                 assert!(found.len() == steps && expected.len() >= steps);
-                let pairs = found.iter().zip(expected).enumerate();
-                for (step, (found, expected)) in pairs {
+                let spread = &curves[mode][format!("{reference_name}_spread")];
+                for (step, (found, expected)) in found.iter().zip(expected).enumerate() {
                     let apart = (found / expected.as_f64().expect("a number") - 1.0).abs();
                     println!("{family} {mode} {log_name}, step {step}: {apart:.1e}");
-                    let within = if is_steady(step) {
-                        within
-                    } else {
-                        50.0 * within
-                    };
+                    let within = spread[step]
+                        .as_f64()
+                        .map_or(within, |spread| spread.max(within));
                     assert!(
-                        apart < within,
+                        within < 1.0 && apart < within,
                         "{family} {mode} {log_name}, step {step}: {apart}"
                     );
                 }
