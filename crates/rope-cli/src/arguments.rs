@@ -2,9 +2,12 @@
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
+use std::path::PathBuf;
 use std::str::FromStr;
 
-use clap::builder::{PossibleValuesParser, StringValueParser, TypedValueParser};
+use clap::builder::{
+    PathBufValueParser, PossibleValuesParser, StringValueParser, TypedValueParser,
+};
 
 /// More tokens than any of the models has.
 pub(crate) const MAX_TOKENS: usize = 1 << 20;
@@ -28,6 +31,15 @@ where
         let number = text.parse().ok().filter(|number| range.contains(number));
         let (least, most) = (range.start(), range.end());
         number.ok_or_else(|| format!("expected a whole number from {least} to {most}"))
+    })
+}
+
+/// The path of a file or folder that is read, and so must exist.
+pub(crate) fn existing() -> impl TypedValueParser<Value = PathBuf> {
+    PathBufValueParser::new().try_map(|path| match path.try_exists() {
+        Ok(true) => Ok(path),
+        Ok(false) => Err("nothing is there; expected a file or folder that exists".to_owned()),
+        Err(error) => Err(error.to_string()),
     })
 }
 

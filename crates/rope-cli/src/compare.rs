@@ -12,6 +12,7 @@ use serde_json::json;
 use vlm_train::StepRecord;
 use vlm_train::compare::{Comparison, Row, Stage, compare};
 
+use crate::arguments::existing;
 use crate::stdio::{plain, stdout};
 use crate::svg::{self, Area, Drawn, GREY};
 use crate::table::Table;
@@ -20,11 +21,11 @@ use crate::table::Table;
 #[derive(Args, Clone, Debug)]
 pub(crate) struct CompareArgs {
     /// A record of a step
-    #[arg(value_name = "A")]
+    #[arg(value_name = "A", value_parser = existing())]
     left: PathBuf,
 
     /// Another one of the same step, which is compared with it
-    #[arg(value_name = "B")]
+    #[arg(value_name = "B", value_parser = existing())]
     right: PathBuf,
 
     /// File for a picture: relative differences by layer and part

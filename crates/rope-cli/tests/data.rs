@@ -73,8 +73,12 @@ fn errors_are_named_with_their_lines_and_the_exit_code() {
     says(&printed, "marks: 10000 in lines 1-10000");
     assert!(printed.lines().count() < 20, "{printed}");
     let ended = check("no/such/file.jsonl", &out, &[]);
-    assert_eq!(ended.status.code(), Some(1));
-    says(&text(&ended.stderr), "cannot read no/such/file.jsonl");
+    assert_eq!(ended.status.code(), Some(2));
+    let message = text(&ended.stderr);
+    says(
+        &message,
+        "'no/such/file.jsonl' for '<FILE>': nothing is there; expected a file",
+    );
 }
 
 /// All kinds of media, and a record that holds markup.

@@ -20,7 +20,7 @@ use vlm_data::text::{FileOptions, Format, Overlong, TextError};
 use vlm_data::{SampleEncoder, SampleOptions};
 
 use self::report::Checked;
-use crate::arguments::{MAX_TOKENS, count_in, one_of};
+use crate::arguments::{MAX_TOKENS, count_in, existing, one_of};
 use crate::stdio::{note, stdout};
 
 const FORMAT: &str = include_str!("format.txt");
@@ -50,14 +50,14 @@ enum DataCommand {
 #[command(after_help = FORMAT)]
 struct CheckArgs {
     /// JSONL, or a JSON array.
-    #[arg(value_name = "FILE")]
+    #[arg(value_name = "FILE", value_parser = existing())]
     file: PathBuf,
     /// A model folder of Hugging Face: config.json, the tokenizer, the chat template and
     /// preprocessor_config.json. Weights are not read.
-    #[arg(long, value_name = "FOLDER")]
+    #[arg(long, value_name = "FOLDER", value_parser = existing())]
     model: PathBuf,
     /// Folder that paths of pictures are relative to. Default: the folder of the file.
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = existing())]
     media: Option<PathBuf>,
     /// Format of the records; any recognises each by its keys.
     #[arg(long, default_value = "any", value_parser = one_of(&FORMATS, format_name))]
