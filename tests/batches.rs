@@ -1,15 +1,12 @@
 //! Batches of training data: position ids against transformers', which has each sample alone, and
 //! losses and gradients against those of the samples one by one.
 
-#[path = "../crates/vlm-data/tests/folder/mod.rs"]
-mod folder;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::folder::{self, Folder, family_folder, json, workspace};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor, TensorData};
-use folder::{Folder, family_folder, json, workspace};
 use serde_json::Value;
 use vlm_data::text::{DataIndex, FileOptions};
 use vlm_data::{

@@ -1,19 +1,17 @@
 //! Functions of tensors that return a `Result` do so for every shape: sizes from 0 to 3, ranks and
 //! types that do not fit, by every implementation. None panics.
 
-mod random;
-
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::sync::LazyLock;
 
+use crate::random::Random;
 use burn::tensor::{DType, Device, Int, Tensor};
 use burn_attention::{
     AdamWOp, Attention, AttentionMask, CrossEntropy, GatedDelta, MaskRules, Sequences, Window,
     adamw, gated_delta_step, linear, rms_norm, short_convolution, swiglu,
 };
-use random::Random;
 use rope_burn::rope_core::{Layout, Pairing, Positions, RotarySpec};
 use rope_burn::{Implementation, NormRotaryConfig, Rotary, RotaryAngles, RotaryConfig};
 use rope_core::{HeadNorm, NormOrder};

@@ -129,16 +129,8 @@ const LARGE: Case = Case {
     ..PLAIN
 };
 
-/// Numbers between -1 and 1 that look random and are the same in every run.
 fn numbers(seed: u64, count: usize) -> Vec<f64> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 11) as f64 / (1u64 << 52) as f64 - 1.0
-    };
-    (0..count).map(|_| next()).collect()
+    crate::numbers(seed, count, DType::F64)
 }
 
 /// q, k, v, the bias and the gradient of the output, each `[batch, heads, tokens, channels]`.

@@ -3,6 +3,8 @@
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_attention::{AttentionError, CrossEntropy, IGNORED, Implementation};
 
+use crate::numbers;
+
 /// The implementation, and the size of its blocks.
 type Method = (Implementation, Option<usize>);
 
@@ -18,20 +20,6 @@ const METHODS: [Method; 3] = [
     (Implementation::Fused, Some(1)),
     (Implementation::Composed, None),
 ];
-
-/// Numbers between -1 and 1 that look random and are the same in every run, rounded to a type.
-fn numbers(seed: u64, count: usize, dtype: DType) -> Vec<f64> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 11) as f64 / (1u64 << 52) as f64 - 1.0
-    };
-    let values: Vec<f64> = std::iter::repeat_with(next).take(count).collect();
-    let data = TensorData::new(values, [count]).convert_dtype(dtype);
-    data.iter::<f64>().collect()
-}
 
 fn hidden(dtype: DType) -> Vec<f64> {
     numbers(1, TARGETS.len() * CHANNELS, dtype)

@@ -9,16 +9,8 @@ type Sizes = [usize; 5];
 const SMALL: Sizes = [1, 1, 2, 3, 2];
 const GROUPED: Sizes = [2, 2, 4, 5, 6];
 
-/// Numbers between -1 and 1 that look random and are the same in every run.
 fn numbers(seed: u64, count: usize) -> Vec<f64> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 11) as f64 / (1u64 << 52) as f64 - 1.0
-    };
-    std::iter::repeat_with(next).take(count).collect()
+    crate::numbers(seed, count, DType::F64)
 }
 
 /// q, k, v, g, beta and the gradient of the output, token by token.

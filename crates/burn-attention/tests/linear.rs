@@ -3,12 +3,7 @@
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_attention::{has_linear_kernel, linear};
 
-/// Numbers between -1 and 1 that are the same in every run, rounded to a type.
-fn numbers(seed: usize, count: usize, dtype: DType) -> Vec<f64> {
-    let value = |index: usize| ((index * 7919 + seed * 104_729) % 2003) as f64 / 1001.0 - 1.0;
-    let data = TensorData::new((0..count).map(value).collect::<Vec<f64>>(), [count]);
-    data.convert_dtype(dtype).iter::<f64>().collect()
-}
+use crate::numbers;
 
 fn product(x: &[f64], y: &[f64], inner: usize) -> Vec<f64> {
     let (rows, columns) = (x.len() / inner, y.len() / inner);
@@ -69,10 +64,10 @@ fn check([rows, inputs, outputs]: [usize; 3], rank: Option<usize>, dtype: DType,
         Tensor::<2>::from_data(data, (&device, dtype)).require_grad()
     };
     let [x, weight, bias, dy] = [rows * inputs, inputs * outputs, outputs, rows * outputs]
-        .map(|count| numbers(count, count, dtype));
+        .map(|count| numbers(count as u64, count, dtype));
     let rank_of = rank.unwrap_or(1);
     let [a, b] =
-        [inputs * rank_of, rank_of * outputs].map(|count| numbers(count, count, DType::F32));
+        [inputs * rank_of, rank_of * outputs].map(|count| numbers(count as u64, count, DType::F32));
 
     let [x_of, weight_of, dy_of] = [(&x, inputs), (&weight, outputs), (&dy, outputs)]
         .map(|(values, columns)| tensor(values, columns, dtype));

@@ -3,16 +3,11 @@
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_attention::rms_norm;
 
+use crate::numbers;
+
 const SHAPE: [usize; 3] = [2, 3, 5];
 const CHANNELS: usize = SHAPE[2];
 const EPSILON: f64 = 1e-2;
-
-/// Numbers between -1 and 1 that are the same in every run, rounded to a type.
-fn numbers(seed: usize, count: usize, dtype: DType) -> Vec<f64> {
-    let value = |index: usize| ((index * 7919 + seed * 104_729) % 2003) as f64 / 1001.0 - 1.0;
-    let data = TensorData::new((0..count).map(value).collect::<Vec<f64>>(), [count]);
-    data.convert_dtype(dtype).iter::<f64>().collect()
-}
 
 /// x, the weight and the gradient of the output.
 fn inputs(dtype: DType) -> [Vec<f64>; 3] {

@@ -3,16 +3,10 @@
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_attention::{AttentionError, Sequences, short_convolution};
 
+use crate::numbers;
+
 const BATCH: usize = 2;
 const CHANNELS: usize = 3;
-
-/// Numbers between -1 and 1, rounded to a type.
-fn numbers(seed: usize, count: usize, dtype: DType) -> Vec<f64> {
-    let number = |i: usize| ((i * 7919 + seed * 104_729) % 2003) as f64 / 1001.0 - 1.0;
-    let values: Vec<f64> = (0..count).map(number).collect();
-    let data = TensorData::new(values, [count]).convert_dtype(dtype);
-    data.iter::<f64>().collect()
-}
 
 /// The output, and the gradients of x and the weight.
 fn expected(

@@ -254,9 +254,24 @@ mod tests {
                 let is_there = [subfolder, "benches", ""]
                     .iter()
                     .any(|subfolder| root().join(&folder).join(subfolder).join(&file).is_file());
-                if !is_there {
+                let is_program = option != "--test"
+                    || !manifest.contains("\nautotests = false")
+                    || manifest.contains(&format!("\nname = \"{name}\""));
+                if !is_there || !is_program {
                     return Err(format!("{folder} has no {option} {name}"));
                 }
+            }
+        }
+        // The word after a suite is one of its modules.
+        let mut suites = words.windows(3).filter(|words| words[1] == "suite");
+        if let Some([_, _, module]) = suites.next().filter(|words| !words[2].starts_with('-')) {
+            let suite = ["tests/suite.rs", "suite.rs"].map(|path| root().join(&folder).join(path));
+            let texts = suite.iter().flat_map(std::fs::read_to_string);
+            if !texts
+                .into_iter()
+                .any(|text| text.contains(&format!("\nmod {module};\n")))
+            {
+                return Err(format!("the suite of {folder} has no module {module}"));
             }
         }
         for feature in after(words, "--features").flat_map(|list| list.split(',')) {

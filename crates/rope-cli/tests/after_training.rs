@@ -1,15 +1,12 @@
 //! `mrope merge`, `mrope generate` and `mrope compare` as a user runs them, on the example's model.
 
-#[path = "common/program.rs"]
-mod program;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use program::{command, says, text};
+use crate::program::{command, says, text};
 use vlm_models::VlmConfig;
 use vlm_models::file::TensorFile;
 

@@ -1,17 +1,15 @@
 //! A device that fails: each failure is an error that says so, nothing hangs, nothing leaks, and
 //! the process goes on.
 
-mod common;
-
 use std::net::TcpListener;
 use std::sync::mpsc::channel;
 
+use crate::common::{HANG, Served, fresh, host, mrope, npus, says, text, within};
 use ascend_sim::control;
 use burn::backend::ExecutionError;
 use burn::tensor::{Device, Tensor};
 use burn_ascend::serve::{self, Token};
 use burn_ascend::{Ascend, AscendDevice, operations};
-use common::{HANG, Served, fresh, host, mrope, npus, says, text, within};
 
 /// The simulator's objects that an NPU's session holds: allocations, streams, descriptors.
 fn held() -> (usize, usize, usize) {

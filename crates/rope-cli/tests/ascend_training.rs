@@ -1,16 +1,14 @@
 //! Training on the simulated NPU: as on the CPU, in less memory fused than composed, without
 //! growth, and with nothing left.
 
-mod common;
-
 use std::path::Path;
 
+use crate::common::{HANG, Served, fresh, host, mrope, npus, says, text, within};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::prelude::*;
 use burn::tensor::activation::softmax;
 use burn_ascend::{AscendDevice, fallbacks, reset_fallbacks};
-use common::{HANG, Served, fresh, host, mrope, npus, says, text, within};
 use rope_burn::rope_core::{Layout, Positions, RotarySpec};
 use rope_burn::{Implementation, Rotary, RotaryAngles};
 use rope_check::golden::Row;

@@ -1,15 +1,13 @@
 //! Attention, norms and the models that use them on the simulated NPU: by the vendor's operators,
 //! beyond their limits by ordinary operations, and all of it on the device.
 
-mod common;
-
+use crate::common::{host, npus};
 use ascend_sim::control;
 use burn::optim::AdamWConfig;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_ascend::{AscendDevice, AttentionRuns, attention_runs, reset_attention_runs};
 use burn_ascend::{fallbacks, reset_fallbacks};
 use burn_attention::{Attention, AttentionMask, MaskRules, Window, rms_norm};
-use common::{host, npus};
 use vlm_models::rope_core::position_ids::Prompt;
 use vlm_models::{Implementation, Inputs, VlmConfig};
 

@@ -1,12 +1,9 @@
 //! `mrope bench` as a user runs it, on small tensors: results, forms and promises, never times.
 
-#[path = "common/program.rs"]
-mod program;
-
 use std::collections::BTreeSet;
 use std::process::{Command, Output};
 
-use program::text;
+use crate::program::{self, text};
 use rope_bench::rows::{AttentionRow, MemoryRow, SpeedRow, read_json_lines};
 use serde_json::Value;
 

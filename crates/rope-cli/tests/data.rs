@@ -1,12 +1,9 @@
 //! `mrope data`: what it prints and draws of the example, and of a file with faults.
 
-#[path = "common/program.rs"]
-mod program;
-
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
-use program::{mrope, says, text};
+use crate::program::{mrope, says, text};
 use serde_json::Value;
 
 fn root(path: &str) -> String {

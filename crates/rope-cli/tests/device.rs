@@ -1,12 +1,9 @@
 //! `mrope doctor`, and `--device` of the other commands, as a user runs them. The simulated NPU
 //! needs the host's C++17 compiler.
 
-#[path = "common/program.rs"]
-mod program;
-
 use std::process::Output;
 
-use program::{command, mrope, says, text};
+use crate::program::{command, mrope, says, text};
 use serde_json::Value;
 
 fn fixtures() -> String {

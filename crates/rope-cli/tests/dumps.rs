@@ -1,13 +1,10 @@
 //! Dumps of rotations with known mistakes: `mrope verify` names the mistake, `mrope gradcheck`
 //! finds what is wrong about gradients. The rotations are written out here, in plain loops.
 
-#[path = "common/program.rs"]
-mod program;
-
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use program::{command, objects, says, text};
+use crate::program::{self, command, objects, says, text};
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::Value;
 

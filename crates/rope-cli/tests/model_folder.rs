@@ -1,11 +1,8 @@
 //! Model folders whose tensors do not fit each other.
 
-#[path = "common/program.rs"]
-mod program;
-
 use std::path::{Path, PathBuf};
 
-use program::mrope;
+use crate::program::mrope;
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
 

@@ -1,17 +1,14 @@
 //! The models against Hugging Face transformers, generation against the whole forward, packing,
 //! context parallelism, and every way in which a checkpoint, a prompt or labels can be wrong.
 
-#[path = "common/program.rs"]
-mod program;
-
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
+use crate::program::{self, mrope, objects, says};
 use burn::module::Module;
 use burn::optim::AdamWConfig;
 use burn::tensor::{Device, Distribution, Tensor};
-use program::{mrope, objects, says};
 use rope_burn::Rotary;
 use rope_check::assert_is;
 use rope_core::position_ids::{PositionIds, PositionRules, Prompt, Rows, TokenIds, zigzag};

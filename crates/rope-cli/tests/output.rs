@@ -1,12 +1,9 @@
 //! Where results go, and what becomes of them where they cannot.
 
-#[path = "common/program.rs"]
-mod program;
-
 use std::path::PathBuf;
 use std::process::Output;
 
-use program::{command, mrope, says, text};
+use crate::program::{command, mrope, says, text};
 
 /// With a standard output that nobody reads.
 fn unread(arguments: &[&str]) -> Output {

@@ -1,13 +1,11 @@
 //! `mrope serve`: who gets in, and what a user reads.
 
-mod common;
-
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{HANG, Served, command, fresh, mrope, says, text, within};
+use crate::common::{HANG, Served, command, fresh, mrope, says, text, within};
 
 /// Says no, in one line.
 fn refused(arguments: &[&str]) -> String {

@@ -1,16 +1,13 @@
 //! `mrope finetune` on several devices: simulated NPUs of one process and of two, and the processor
 //! as several ranks.
 
-#[path = "../../vlm-train/tests/common/ended.rs"]
-mod ended;
-
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use ended::expect_ended;
+use crate::ended::expect_ended;
 
 const STEPS: usize = 3;
 

@@ -1,13 +1,10 @@
 //! The program as a user runs it.
 
-#[path = "common/program.rs"]
-mod program;
-
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use program::{mrope, says, text};
+use crate::program::{mrope, says, text};
 use serde_json::Value;
 
 fn folder(name: &str) -> PathBuf {

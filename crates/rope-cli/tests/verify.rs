@@ -1,12 +1,9 @@
 //! `mrope verify` as a user runs it.
 
-#[path = "common/program.rs"]
-mod program;
-
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use program::{command, objects, says, text};
+use crate::program::{command, objects, says, text};
 use serde_json::Value;
 
 fn fixtures() -> PathBuf {

@@ -2,8 +2,6 @@
 
 #![allow(clippy::unwrap_used, reason = "test code")]
 
-mod common;
-
 use std::path::{Path, PathBuf};
 
 use burn::tensor::TensorData;
@@ -11,7 +9,7 @@ use vlm_data::TrainingSample;
 use vlm_train::compare::{Comparison, Fault, Stage, compare};
 use vlm_train::{StepRecord, TrainedParts, Trainer};
 
-use common::{ALL, FAMILIES, fixtures, load, lora, packed, padded, recipe, samples};
+use crate::common::{ALL, FAMILIES, fixtures, load, lora, packed, padded, recipe, samples};
 
 fn fault(name: &str) -> StepRecord {
     let path = fixtures()

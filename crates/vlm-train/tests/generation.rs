@@ -2,8 +2,6 @@
 
 #![allow(clippy::unwrap_used, reason = "test code")]
 
-mod common;
-
 use std::collections::BTreeMap;
 
 use burn::module::Module;
@@ -11,7 +9,7 @@ use vlm_data::{MicroBatch, TrainingSample};
 use vlm_models::{GenerateOptions, Sampling, Vlm, VlmConfig};
 use vlm_train::inputs;
 
-use common::{FAMILIES, fixtures, load, packed, padded, sample};
+use crate::common::{FAMILIES, fixtures, load, packed, padded, sample};
 
 const NEW: usize = 12;
 

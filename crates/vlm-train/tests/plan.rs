@@ -1,19 +1,12 @@
 //! The planned memory of a step against the counted one.
 
-#![allow(clippy::unwrap_used, reason = "test code")]
-
-mod common;
-
 use burn::tensor::{DType, Device};
-use rope_check::alloc::CountingAllocator;
 use vlm_data::{MicroBatch, TrainingSample};
 use vlm_models::{LoraConfig, VlmConfig};
 use vlm_train::{MemoryPlan, MicroShape, Recipe, TrainedParts, Trainer};
 
-use common::{ALL, packed, recipe, sample};
-
-#[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator::new();
+use crate::common::{self, ALL, packed, recipe, sample};
+use crate::{ALLOCATOR, ALONE};
 
 /// Samples laid end to end, as long as they are.
 fn long(config: &VlmConfig, count: usize) -> MicroBatch {
@@ -51,6 +44,7 @@ fn compare(config: &VlmConfig, recipe: &Recipe, count: usize) -> (usize, usize) 
 
 #[test]
 fn the_plan_is_near_what_is_counted() {
+    let _alone = ALONE.lock();
     let folder = common::fixtures().join("models/qwen2_5_vl_tiny");
     let config = VlmConfig::from_folder(&folder).unwrap();
     for trained in [

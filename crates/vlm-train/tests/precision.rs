@@ -2,14 +2,12 @@
 
 #![allow(clippy::unwrap_used, reason = "test code")]
 
-mod common;
-
 use burn::module::Module;
 use burn::tensor::DType;
 use vlm_models::Vlm;
 use vlm_train::{Rates, Recipe, Schedule, TrainedParts, Trainer};
 
-use common::{ALL, Halve, load, packed, recipe, samples};
+use crate::common::{ALL, Halve, load, packed, recipe, samples};
 
 /// Steps whose updates are mostly below half a unit in the last place of a bf16 weight.
 fn last_loss(model: Vlm, masters: bool, (steps, rate): (usize, f64)) -> f64 {

@@ -2,8 +2,6 @@
 
 #![allow(clippy::unwrap_used, reason = "test code")]
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,8 +17,8 @@ use vlm_train::{
     RendezvousError, RunOptions, StepReport, TrainedParts, Trainer, VlmTrainError, run,
 };
 
-use common::ended::expect_ended;
-use common::{ALL, Halve, load, lora, packed, recipe, sample, samples};
+use crate::common::ended::expect_ended;
+use crate::common::{ALL, Halve, load, lora, packed, recipe, sample, samples};
 
 const FAMILY: &str = "qwen2_5_vl_tiny";
 const OTHER_FAMILY: &str = "qwen3_vl_tiny";

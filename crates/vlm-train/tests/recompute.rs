@@ -1,26 +1,15 @@
 //! Running layers again in the backward pass: the same bits, less memory.
 
-#![allow(clippy::unwrap_used, reason = "test code")]
-
-mod common;
-
 use std::collections::HashMap;
-use std::sync::Mutex;
 
 use burn::module::ParamId;
 use burn::tensor::{Device, Tensor, TensorData};
-use rope_check::alloc::CountingAllocator;
 use vlm_data::SampleRows;
 use vlm_models::rope_core::position_ids::{Prompt, Rows};
 use vlm_models::{Backward, Inputs, LoraConfig, ModelPart, Vlm, VlmConfig};
 
-use common::{ALL, FAMILIES, load, packed, samples};
-
-#[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator::new();
-
-/// One test at a time: what runs beside a measurement would be counted.
-static ALONE: Mutex<()> = Mutex::new(());
+use crate::common::{self, ALL, FAMILIES, load, packed, samples};
+use crate::{ALLOCATOR, ALONE};
 
 type Gradients = HashMap<ParamId, TensorData>;
 

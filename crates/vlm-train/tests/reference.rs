@@ -2,8 +2,6 @@
 
 #![allow(clippy::unwrap_used, reason = "test code")]
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -16,7 +14,7 @@ use vlm_models::rope_core::position_ids::Prompt;
 use vlm_models::{Inputs, Vlm, VlmConfig};
 use vlm_train::{TrainedParts, Trainer};
 
-use common::{ALL, FAMILIES, fixtures, load, lora, packed, padded, recipe, sample, samples};
+use crate::common::{ALL, FAMILIES, fixtures, load, lora, packed, padded, recipe, sample, samples};
 
 #[derive(Deserialize)]
 struct Curve {

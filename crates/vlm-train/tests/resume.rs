@@ -2,8 +2,6 @@
 
 #![allow(clippy::unwrap_used, reason = "test code")]
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +10,7 @@ use vlm_data::{DataPosition, GlobalBatch, MicroBatch, VlmDataError};
 use vlm_models::{LoraConfig, VlmConfig};
 use vlm_train::{Ending, Event, Recipe, RunOptions, TrainedParts, Trainer, VlmTrainError, run};
 
-use common::{ALL, load, lora, packed, recipe, samples};
+use crate::common::{ALL, load, lora, packed, recipe, samples};
 
 const FAMILY: &str = "qwen2_5_vl_tiny";
 

@@ -17,6 +17,7 @@ while (($#)); do
 done
 FEATURES=$(sed -n 's/^features=//p' .ci/run)
 export FEATURES
+eval "$(grep '^export CARGO_PROFILE_' .ci/run)"   # else all is compiled again
 if [[ $list ]]; then grep -v '^#' "$steps"; exit; fi
 
 mapfile -t known < <(sed -n 's/^\([a-z-]*\): .*/\1/p' "$steps")

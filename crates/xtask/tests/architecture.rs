@@ -115,6 +115,43 @@ fn no_other_public_word_is_defined_twice() {
     assert!(stale.is_empty(), "listed, but defined once: {stale:?}");
 }
 
+/// cargo finds test programs by itself only where `autotests` is on.
+#[test]
+fn each_file_of_tests_is_in_a_program() {
+    let crates = fs::read_dir(root().join("crates")).expect("the folder of crates");
+    let folders = crates.map(|entry| entry.expect("a readable entry").path());
+    let mut places: Vec<_> = folders
+        .map(|path| (path.clone(), path.join("tests")))
+        .collect();
+    places.push((root().join("tests"), root().join("tests")));
+    let mut alone = Vec::new();
+    for (package, tests) in places {
+        let manifest = read(&package.join("Cargo.toml"));
+        if !manifest.contains("\nautotests = false\n") {
+            continue;
+        }
+        let files = fs::read_dir(&tests).expect("a folder of tests");
+        let files: Vec<_> = files
+            .map(|entry| entry.expect("a readable entry").path())
+            .collect();
+        let files = files
+            .iter()
+            .filter(|path| path.extension().is_some_and(|end| end == "rs"));
+        let name = |path: &Path| {
+            path.file_stem()
+                .expect("a name")
+                .to_string_lossy()
+                .into_owned()
+        };
+        let is_program = |path: &Path| manifest.contains(&format!("\nname = \"{}\"\n", name(path)));
+        let (programs, modules): (Vec<_>, Vec<_>) = files.partition(|path| is_program(path));
+        let programs: String = programs.into_iter().map(|path| read(path)).collect();
+        let is_missing = |path: &&PathBuf| !programs.contains(&format!("\nmod {};\n", name(path)));
+        alone.extend(modules.into_iter().filter(is_missing).cloned());
+    }
+    assert!(alone.is_empty(), "in no program: {alone:?}");
+}
+
 /// `try_` marks the fallible twin of a function that panics; one without a twin has no prefix.
 #[test]
 fn each_fallible_twin_has_its_panicking_one() {

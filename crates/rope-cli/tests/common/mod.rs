@@ -1,8 +1,6 @@
 //! The simulated NPUs of a test process, and `mrope` as a user runs it.
 #![allow(dead_code, unused_imports, reason = "no test file uses all of it")]
 
-mod program;
-
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
@@ -10,10 +8,10 @@ use std::sync::mpsc::channel;
 use std::sync::{Mutex, MutexGuard, Once};
 use std::time::Duration;
 
+pub(crate) use crate::program::{command, mrope, says, text};
 use ascend_sim::Machine;
 use ascend_sim::control::{self, Session};
 use burn_ascend::{AscendDevice, AscendHost};
-pub(crate) use program::{command, mrope, says, text};
 
 /// Longer than anything here takes on a busy machine: only a hang reaches it.
 pub(crate) const HANG: Duration = Duration::from_secs(120);

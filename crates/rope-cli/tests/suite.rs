@@ -1,0 +1,31 @@
+//! `mrope` as a user runs it, and the simulated NPU under whole models. One program: each would link
+//! all of burn.
+
+#[cfg(feature = "ascend-sim")]
+mod common;
+#[path = "../../vlm-train/tests/common/ended.rs"]
+mod ended;
+#[path = "common/program.rs"]
+mod program;
+
+mod after_training;
+#[cfg(feature = "ascend-sim")]
+mod ascend_faults;
+#[cfg(feature = "ascend-sim")]
+mod ascend_training;
+#[cfg(feature = "ascend-sim")]
+mod attention;
+mod bench;
+mod data;
+mod device;
+mod dumps;
+mod finetune;
+mod model_folder;
+mod models;
+mod output;
+#[cfg(feature = "ascend-sim")]
+mod serve;
+#[cfg(feature = "ascend-sim")]
+mod several_devices;
+mod train;
+mod verify;

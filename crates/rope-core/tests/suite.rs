@@ -1,0 +1,12 @@
+//! Rotations, configurations and lanes, in one program.
+
+mod configurations;
+mod families;
+mod hf_config;
+mod implied;
+mod lanes;
+mod layout;
+mod llama3;
+mod norm;
+mod position_limits;
+mod reported;

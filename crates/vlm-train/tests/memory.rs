@@ -1,0 +1,18 @@
+//! The memory of training steps. The allocator counts the whole process, so they are a program of
+//! their own.
+
+#![allow(clippy::unwrap_used, reason = "test code")]
+
+use std::sync::Mutex;
+
+use rope_check::alloc::CountingAllocator;
+
+mod common;
+mod plan;
+mod recompute;
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator::new();
+
+/// One test at a time: a neighbour's allocations would be counted.
+static ALONE: Mutex<()> = Mutex::new(());
