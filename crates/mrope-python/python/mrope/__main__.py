@@ -74,7 +74,7 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("doctor", help=doctor.__doc__)
     verifying = commands.add_parser("verify", help=verify.__doc__)
-    verifying.add_argument("files", nargs="+", help="safetensors, as docs/differentiable.md says")
+    verifying.add_argument("files", nargs="+", help="safetensors, as docs/dump-format.md says")
     commands.add_parser("gradcheck", help=gradcheck.__doc__)
     arguments = parser.parse_args()
     if arguments.command == "verify":
