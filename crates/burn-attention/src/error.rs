@@ -159,7 +159,8 @@ pub enum AttentionError {
     },
     /// A target that is no word.
     #[error(
-        "the target of row {row} is {found}, expected a word below {vocabulary}, or -100 for none"
+        "the target of row {row} is {found}, expected a token id below {vocabulary}, or -100 for \
+         none"
     )]
     Target {
         /// The row.

@@ -208,7 +208,10 @@ fn wrong_inputs_are_refused() {
             .to_string();
         assert!(error.contains(message), "{message} is not in {error}");
     };
-    refused(&[6, 7], "the target of row 1 is 7, expected a word below 7");
+    refused(
+        &[6, 7],
+        "the target of row 1 is 7, expected a token id below 7",
+    );
     refused(&[-1], "the target of row 0 is -1");
     refused(&[IGNORED; 2], "none of 2 rows has a target");
     refused(&[], "none of 0 rows has a target");

@@ -16,14 +16,14 @@ use crate::pool::{parallelism, with_threads};
 use crate::spec;
 use crate::tensor::{self, Computed, Tensor, check_apart};
 
-/// How a call turns what it is given, whatever the tensors.
-struct Turn {
+/// The part of a call that does not depend on its tensors.
+struct Call {
     geometry: Geometry,
     layout: Layout,
     threads: usize,
 }
 
-impl Turn {
+impl Call {
     fn new(geometry: &str, layout: &str, threads: usize) -> Result<Self> {
         Ok(Self {
             geometry: spec::geometry(geometry)?,
@@ -96,19 +96,19 @@ pub(crate) fn rotate(
     adjoint: bool,
     threads: usize,
 ) -> PyResult<()> {
-    let turn = Turn::new(geometry, layout, threads)?;
+    let call = Call::new(geometry, layout, threads)?;
     py.detach(|| {
         let dtype = q.0.dtype.clone();
         for_element!(
             &dtype[..],
-            rotate_as(&turn, &q, k.as_ref(), &angles, adjoint)
+            rotate_as(&call, &q, k.as_ref(), &angles, adjoint)
         )
     })?;
     Ok(())
 }
 
 fn rotate_as<E: Element<Acc: Computed>>(
-    turn: &Turn,
+    call: &Call,
     q: &Pair,
     k: Option<&Pair>,
     angles: &Tensor,
@@ -117,7 +117,7 @@ fn rotate_as<E: Element<Acc: Computed>>(
     if let Some((k, to)) = k
         && k.address == to.address
     {
-        check_apart_as::<E>(&q.0, k, turn.layout)?;
+        check_apart_as::<E>(&q.0, k, call.layout)?;
     }
     let direction = if adjoint {
         Direction::Adjoint
@@ -127,14 +127,14 @@ fn rotate_as<E: Element<Acc: Computed>>(
     // SAFETY: tensors of the caller (`Tensor`). Results are made for this call, or replace their
     // inputs, which do not meet (`check_apart`).
     let (angles, q, k) = unsafe {
-        let k = k.map(|(from, to)| from.operand::<E>(to, "k", turn.layout));
+        let k = k.map(|(from, to)| from.operand::<E>(to, "k", call.layout));
         (
             self::angles(angles)?,
-            q.0.operand::<E>(&q.1, "q", turn.layout)?,
+            q.0.operand::<E>(&q.1, "q", call.layout)?,
             k.transpose()?,
         )
     };
-    let rotator = turn.rotator(angles)?;
+    let rotator = call.rotator(angles)?;
     with_threads(|| rotator.apply(direction, q, k))?;
     Ok(())
 }
@@ -165,24 +165,24 @@ pub(crate) fn angle_gradients(
     layout: &str,
     threads: usize,
 ) -> PyResult<()> {
-    let turn = Turn::new(geometry, layout, threads)?;
+    let call = Call::new(geometry, layout, threads)?;
     py.detach(|| {
         let dtype = q.0.dtype.clone();
-        for_element!(&dtype[..], angle_gradients_as(&turn, &q, k.as_ref(), &out))
+        for_element!(&dtype[..], angle_gradients_as(&call, &q, k.as_ref(), &out))
     })?;
     Ok(())
 }
 
 fn angle_gradients_as<E: Element<Acc: Computed>>(
-    turn: &Turn,
+    call: &Call,
     q: &Pair,
     k: Option<&Pair>,
     out: &Tensor,
 ) -> Result<()> {
     // SAFETY: tensors of the caller (`Tensor`); `out` is made for this call.
     let read = |(x, gradient): &Pair, what| unsafe {
-        let x = x.read::<E>(what, turn.layout)?;
-        Ok::<_, Error>((x, gradient.read::<E>("its gradient", turn.layout)?))
+        let x = x.read::<E>(what, call.layout)?;
+        Ok::<_, Error>((x, gradient.read::<E>("its gradient", call.layout)?))
     };
     let (q, k) = (read(q, "q")?, k.map(|k| read(k, "k")).transpose()?);
     // SAFETY: as above.
@@ -196,7 +196,7 @@ fn angle_gradients_as<E: Element<Acc: Computed>>(
         rows: &[],
         heads,
     });
-    let rotator = turn.rotator(angles)?;
+    let rotator = call.rotator(angles)?;
     with_threads(|| rotator.angle_gradients(q, k, to))?;
     Ok(())
 }
@@ -230,19 +230,19 @@ pub(crate) fn norm_rotate(
     layout: &str,
     threads: usize,
 ) -> PyResult<()> {
-    let (turn, norm) = (Turn::new(geometry, layout, threads)?, head_norm(norm)?);
+    let (call, norm) = (Call::new(geometry, layout, threads)?, head_norm(norm)?);
     py.detach(|| {
         let dtype = q.0.dtype.clone();
         for_element!(
             &dtype[..],
-            norm_rotate_as(&turn, &norm, &q, k.as_ref(), &angles)
+            norm_rotate_as(&call, &norm, &q, k.as_ref(), &angles)
         )
     })?;
     Ok(())
 }
 
 fn norm_rotate_as<E: Element<Acc: Computed>>(
-    turn: &Turn,
+    call: &Call,
     norm: &HeadNorm,
     q: &NormPair,
     k: Option<&NormPair>,
@@ -252,13 +252,13 @@ fn norm_rotate_as<E: Element<Acc: Computed>>(
     let input = |(x, y, weight): &NormPair, what| unsafe {
         let weight = weight.as_ref().map(|weight| weight.values("the weight"));
         Ok::<_, Error>(NormInput::<E> {
-            x: x.operand(y, what, turn.layout)?,
+            x: x.operand(y, what, call.layout)?,
             weight: weight.transpose()?,
         })
     };
     let (q, k) = (input(q, "q")?, k.map(|k| input(k, "k")).transpose()?);
     // SAFETY: as above.
-    let rotator = turn.rotator(unsafe { self::angles(angles) }?)?;
+    let rotator = call.rotator(unsafe { self::angles(angles) }?)?;
     with_threads(|| rotator.norm_rotate(norm, q, k))?;
     Ok(())
 }
@@ -279,19 +279,19 @@ pub(crate) fn norm_rotate_backward(
     layout: &str,
     threads: usize,
 ) -> PyResult<()> {
-    let (turn, norm) = (Turn::new(geometry, layout, threads)?, head_norm(norm)?);
+    let (call, norm) = (Call::new(geometry, layout, threads)?, head_norm(norm)?);
     py.detach(|| {
         let dtype = q.0.dtype.clone();
         for_element!(
             &dtype[..],
-            norm_rotate_backward_as(&turn, &norm, &q, k.as_ref(), &angles)
+            norm_rotate_backward_as(&call, &norm, &q, k.as_ref(), &angles)
         )
     })?;
     Ok(())
 }
 
 fn norm_rotate_backward_as<E: Element<Acc: Computed>>(
-    turn: &Turn,
+    call: &Call,
     norm: &HeadNorm,
     q: &NormGradients,
     k: Option<&NormGradients>,
@@ -303,15 +303,15 @@ fn norm_rotate_backward_as<E: Element<Acc: Computed>>(
         let to = dweight.as_ref();
         let to = to.map(|to| to.values_mut("the gradient of the weight"));
         Ok::<_, Error>(NormGradient::<E> {
-            x: x.read(what, turn.layout)?,
+            x: x.read(what, call.layout)?,
             weight: weight.transpose()?,
-            gradient: dy.operand(dx, what, turn.layout)?,
+            gradient: dy.operand(dx, what, call.layout)?,
             weight_gradient: to.transpose()?,
         })
     };
     let (q, k) = (gradient(q, "q")?, k.map(|k| gradient(k, "k")).transpose()?);
     // SAFETY: as above.
-    let rotator = turn.rotator(unsafe { self::angles(angles) }?)?;
+    let rotator = call.rotator(unsafe { self::angles(angles) }?)?;
     with_threads(|| rotator.norm_rotate_backward(norm, q, k))?;
     Ok(())
 }

@@ -78,7 +78,7 @@ fn every_engine_at_every_length(pairing: Pairing) {
     }
 }
 
-/// Each head of each token turns by angles of its own, mixed from two axes.
+/// Each head of each token rotates by angles of its own, mixed from two axes.
 #[test]
 fn heads_with_angles_of_their_own() {
     let engines = host_engines();

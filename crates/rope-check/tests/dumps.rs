@@ -550,7 +550,7 @@ fn a_refused_model_type_says_why() {
             "LTX2VideoTransformer3DModel",
             "each head has angles of its own",
         ),
-        ("nemotron_h", "its attention does not turn"),
+        ("nemotron_h", "its attention does not rotate"),
     ] {
         let bare = mixed.clone().state("model_type", model_type);
         let stated = bare.clone().state("component", "text");

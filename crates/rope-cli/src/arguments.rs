@@ -2,12 +2,12 @@
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
-use std::path::PathBuf;
+use std::path::Path;
 use std::str::FromStr;
 
-use clap::builder::{
-    PathBufValueParser, PossibleValuesParser, StringValueParser, TypedValueParser,
-};
+use clap::builder::{PossibleValuesParser, StringValueParser, TypedValueParser};
+use clap::error::ErrorKind;
+use clap::{ArgMatches, Command, ValueHint};
 
 /// More tokens than any of the models has.
 pub(crate) const MAX_TOKENS: usize = 1 << 20;
@@ -34,12 +34,39 @@ where
     })
 }
 
-/// The path of a file or folder that is read, and so must exist.
-pub(crate) fn existing() -> impl TypedValueParser<Value = PathBuf> {
-    PathBufValueParser::new().try_map(|path| match path.try_exists() {
-        Ok(true) => Ok(path),
-        Ok(false) => Err("nothing is there; expected a file or folder that exists".to_owned()),
-        Err(error) => Err(error.to_string()),
+/// Refuses a path that is read where nothing is. Such arguments have [`ValueHint::FilePath`] or
+/// [`ValueHint::DirPath`]; a parser of values would look for the files of each example in a page.
+pub(crate) fn expect_existing(
+    command: &mut Command,
+    matches: &ArgMatches,
+) -> Result<(), clap::Error> {
+    if let Some((name, matches)) = matches.subcommand()
+        && let Some(command) = command.find_subcommand_mut(name)
+    {
+        return expect_existing(command, matches);
+    }
+    let fault = command.get_arguments().find_map(|argument| {
+        let expected = match argument.get_value_hint() {
+            ValueHint::FilePath => "a file",
+            ValueHint::DirPath => "a folder",
+            _ => return None,
+        };
+        let mut given = matches
+            .get_raw(argument.get_id().as_str())
+            .into_iter()
+            .flatten();
+        given.find_map(|path| {
+            let reason = match Path::new(path).try_exists() {
+                Ok(true) => return None,
+                Ok(false) => format!("nothing is there; expected {expected} that exists"),
+                Err(error) => error.to_string(),
+            };
+            let path = path.display();
+            Some(format!("invalid value '{path}' for '{argument}': {reason}"))
+        })
+    });
+    fault.map_or(Ok(()), |fault| {
+        Err(command.error(ErrorKind::ValueValidation, fault))
     })
 }
 

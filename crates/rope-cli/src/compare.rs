@@ -6,13 +6,12 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::Args;
+use clap::{Args, ValueHint};
 use plotters::style::RGBColor;
 use serde_json::json;
 use vlm_train::StepRecord;
 use vlm_train::compare::{Comparison, Row, Stage, compare};
 
-use crate::arguments::existing;
 use crate::stdio::{plain, stdout};
 use crate::svg::{self, Area, Drawn, GREY};
 use crate::table::Table;
@@ -21,11 +20,11 @@ use crate::table::Table;
 #[derive(Args, Clone, Debug)]
 pub(crate) struct CompareArgs {
     /// A record of a step
-    #[arg(value_name = "A", value_parser = existing())]
+    #[arg(value_name = "A", value_hint = ValueHint::FilePath)]
     left: PathBuf,
 
     /// Another one of the same step, which is compared with it
-    #[arg(value_name = "B", value_parser = existing())]
+    #[arg(value_name = "B", value_hint = ValueHint::FilePath)]
     right: PathBuf,
 
     /// File for a picture: relative differences by layer and part

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use burn::tensor::{Device as HostDevice, FloatDType};
-use clap::Args;
+use clap::{Args, ValueHint};
 use serde_json::json;
 use vlm_data::text::format::MediaSource;
 use vlm_data::text::{
@@ -15,7 +15,7 @@ use vlm_data::text::{
 use vlm_data::{Cut, MicroBatch, SampleEncoder, SampleOptions, TrainingSample};
 use vlm_models::{GenerateOptions, GenerationConfig, Sampling, Vlm, VlmConfig};
 
-use crate::arguments::{MAX_TOKENS, count_in, existing, seed};
+use crate::arguments::{MAX_TOKENS, count_in, seed};
 use crate::device::{Compute, Device, TokenArgs};
 use crate::finetune::Precision;
 use crate::stdio::{note, plain, stdout};
@@ -31,11 +31,11 @@ const WAITED: usize = 8;
 #[derive(Args, Clone, Debug)]
 pub(crate) struct GenerateArgs {
     /// Folder of the model: config.json, weights, tokenizer, chat template, preprocessor
-    #[arg(value_parser = existing())]
+    #[arg(value_hint = ValueHint::DirPath)]
     folder: PathBuf,
 
     /// Folder of an adapter that stands beside the weights
-    #[arg(long, value_name = "DIR", value_parser = existing())]
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     adapter: Option<PathBuf>,
 
     /// Take an adapter that records another checkpoint; its names and shapes must still fit
@@ -43,7 +43,7 @@ pub(crate) struct GenerateArgs {
     any_base: bool,
 
     /// Pictures of the prompt, before its text
-    #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with = "data", value_parser = existing())]
+    #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with = "data", value_hint = ValueHint::FilePath)]
     image: Vec<PathBuf>,
 
     /// The user's text
@@ -60,7 +60,7 @@ pub(crate) struct GenerateArgs {
     system: Option<String>,
 
     /// Conversations whose last answers are generated and shown beside those of the file
-    #[arg(long, value_name = "FILE", value_parser = existing())]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     data: Option<PathBuf>,
 
     /// Conversations of --data that are answered, from the first [default: all]

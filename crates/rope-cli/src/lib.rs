@@ -204,8 +204,12 @@ pub fn main() -> ExitCode {
     if args.len() < 2 {
         args.push("train".into());
     }
-    let mut matches = parser(Cli::command()).get_matches_from(args);
-    let cli = Cli::from_arg_matches_mut(&mut matches).unwrap_or_else(|error| error.exit());
+    let mut command = parser(Cli::command());
+    let matches = command.try_get_matches_from_mut(args);
+    let mut matches = matches.unwrap_or_else(|error| error.exit());
+    let cli = arguments::expect_existing(&mut command, &matches)
+        .and_then(|()| Cli::from_arg_matches_mut(&mut matches))
+        .unwrap_or_else(|error| error.exit());
     let code = match run(cli.command) {
         Ok(code) => code,
         Err(error) if is_of_closed_pipe(&*error) => ExitCode::from(CLOSED_PIPE),

@@ -5,11 +5,10 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use burn::tensor::Device;
-use clap::Args;
+use clap::{Args, ValueHint};
 use indicatif::{ProgressBar, ProgressStyle};
 use vlm_models::{Merge, MergedTensor};
 
-use crate::arguments::existing;
 use crate::stdio::{note, stdout};
 use crate::table::Table;
 
@@ -22,12 +21,12 @@ const MUCH: f64 = 0.5;
 #[derive(Args, Clone, Debug)]
 pub(crate) struct MergeArgs {
     /// Folder of the model that the adapter was trained beside
-    #[arg(value_parser = existing())]
+    #[arg(value_hint = ValueHint::DirPath)]
     folder: PathBuf,
 
     /// Folder of an adapter: adapter_config.json and adapter_model.safetensors. Several times for
     /// several adapters, which are added in this order
-    #[arg(long, value_name = "DIR", required = true, value_parser = existing())]
+    #[arg(long, value_name = "DIR", required = true, value_hint = ValueHint::DirPath)]
     adapter: Vec<PathBuf>,
 
     /// Factor of each adapter's effect, separated by commas [default: 1 for each]

@@ -12,7 +12,7 @@ pub(crate) const MAX_POSITION: u32 = 1 << 31;
 ///
 /// Tokens are counted over the batch: token = sample * seq + index, whatever the layout of q and k.
 /// Positions for one sequence serve every sample of a batch. A token at position 0 on every axis
-/// does not turn (class and register tokens of a vision tower).
+/// does not rotate (class and register tokens of a vision tower).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Positions {
     values: Values,

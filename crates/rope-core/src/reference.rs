@@ -65,7 +65,7 @@ impl HeadMatrix {
         })
     }
 
-    /// The matrix whose pair `j` turns its members (0 and 1) by the given angles, in radians.
+    /// The matrix whose pair `j` rotates its members (0 and 1) by the given angles, in radians.
     fn with_angles(spec: &RotarySpec, angle: impl Fn(usize, usize) -> Result<f64>) -> Result<Self> {
         let (head_dim, rotary_dim) = (spec.head_dim(), spec.rotary_dim());
         let pairs = rotary_dim / 2;

@@ -256,13 +256,13 @@ const REFUSED: Refused = &[
         "qwen3_omni_moe_talker_text qwen4_exp_text qwen4_exp",
     ),
     ("the width does not divide into that many heads", "glm4_moe"),
-    // Their attention does not turn by default, though the module is there.
+    // Their attention does not rotate by default, though the module is there.
     ("is no rotary embedding", "esm"),
     ("position_embedding_type is missing", "granitemoehybrid"),
-    ("its attention does not turn", "zamba2"),
+    ("its attention does not rotate", "zamba2"),
     ("only the innermost rope object is read", "musicflamingo"),
     ("which of its full layers turn", "cohere2_moe"),
-    ("it turns the output of attention back", "deepseek_v4"),
+    ("it rotates the output of attention back", "deepseek_v4"),
     (
         "its module the whole head",
         "minimax_m3_vl_text minimax_m3_vl",
@@ -272,7 +272,7 @@ const REFUSED: Refused = &[
         "mistral_large4_text mistral_large4",
     ),
     (
-        "it turns the first head of each layer alone",
+        "it rotates the first head of each layer alone",
         "qwen2_5_omni_dit",
     ),
 ];
@@ -317,7 +317,7 @@ fn model_types_alone_are_read_as_transformers_reads_them_or_refused() {
 
 const REFUSED_FILES: Refused = &[
     (
-        "it turns the output of attention back",
+        "it rotates the output of attention back",
         "deepseek-ai--DeepSeek-V4-Flash deepseek-ai--DeepSeek-V4-Pro \
          nvidia--DeepSeek-V4-Flash-NVFP4 nvidia--DeepSeek-V4-Pro-NVFP4",
     ),

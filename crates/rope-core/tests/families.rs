@@ -1,4 +1,4 @@
-//! The rows of the families beyond pairing and axes: layers that turn, separate sizes of heads, and
+//! The rows of the families beyond pairing and axes: layers that rotate, separate sizes of heads, and
 //! refusals. Expected values are those of transformers 5.24.0.
 
 use rope_core::hf::{ConfigError, LayerSpecs, model_tables};

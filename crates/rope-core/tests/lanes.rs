@@ -80,7 +80,7 @@ fn real_positions_are_exact_far_out_and_close_in() {
     for (row, value) in found.rows().chunks(4).zip(values) {
         assert_eq!(row, cos_sin(&[value, 0.5 * value]));
     }
-    // A token at 0 does not turn.
+    // A token at 0 does not rotate.
     assert_eq!(&found.rows()[12..16], [1.0, 1.0, 0.0, 0.0]);
 }
 

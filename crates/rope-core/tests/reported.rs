@@ -112,7 +112,7 @@ fn constants_of_python_under_keys_that_are_read() {
     assert!(matches!(
         error(refused),
         ConfigError::UnsupportedModelType { model_type, reason }
-            if model_type == "nemotron_h" && reason.contains("does not turn")
+            if model_type == "nemotron_h" && reason.contains("does not rotate")
     ));
 }
 
@@ -462,7 +462,7 @@ fn refusals_of_rope_parameters_give_their_reason() {
     };
     for (model_type, because) in [
         ("MochiTransformer3DModel", "TokenAngles::per_head"),
-        ("nemotron_h", "does not turn"),
+        ("nemotron_h", "does not rotate"),
         ("glm46v", "glm4v_moe_text"),
     ] {
         let error = read(model_type).expect_err("is refused").to_string();

@@ -15,8 +15,8 @@
 //!
 //! Sums of g are computed as such, not as differences of one sum over the chunk: beside a token
 //! that forgets nearly all, a difference would lose the digits of those that forget little. T comes
-//! from its diagonal blocks, doubled in size: the powers of A by which (1 + A)^-1 could be had
-//! faster grow beyond all digits where keys resemble each other.
+//! from its diagonal blocks, doubled in size: the powers of A that would give (1 + A)^-1 faster
+//! grow beyond all digits where keys resemble each other.
 //!
 //! # Source
 //! Yang, Kautz, Hatamizadeh: Gated Delta Networks: Improving Mamba2 with Delta Rule, ICLR 2025

@@ -442,9 +442,10 @@ def _angle_gradients_setup(ctx, inputs, output):
 def _angle_gradients_backward(ctx, gradient):
     # With angles v, <v, angle_gradients(x, g)> is <g, R x> over the rotated channels.
     q, dq, k, dk = (_rotated_part(x, ctx.geometry) for x in ctx.saved_tensors)
-    of_q, of_k = _turn(dq, dk, gradient, ctx.geometry, ctx.layout, True)
-    of_dq, of_dk = _turn(q, k, gradient, ctx.geometry, ctx.layout, False)
-    parts = (_rotated_part(x, ctx.geometry) for x in (of_q, of_dq, of_k, of_dk))
+    q_gradient, k_gradient = _turn(dq, dk, gradient, ctx.geometry, ctx.layout, True)
+    dq_gradient, dk_gradient = _turn(q, k, gradient, ctx.geometry, ctx.layout, False)
+    found = (q_gradient, dq_gradient, k_gradient, dk_gradient)
+    parts = (_rotated_part(x, ctx.geometry) for x in found)
     return *parts, None, None, None
 
 
@@ -465,14 +466,14 @@ def _norm_rotate_backward_formula(ctx, dq, dk):
     rest = (*ctx.norm, ctx.geometry, ctx.layout)
     backward = torch.ops.mrope.norm_rotate_backward
     results = backward(dq, dk, q, k, q_weight, k_weight, angles, *rest)
-    of_q, of_k, of_q_weight, of_k_weight = (
+    q_gradient, k_gradient, q_weight_gradient, k_weight_gradient = (
         result if given is not None else None
         for result, given in zip(results, (q, k, q_weight, k_weight), strict=True)
     )
     dangles = None
     if ctx.needs_input_grad[4]:
         dangles = _gradient_of_norm_angles(ctx, dq, dk)
-    return of_q, of_k, of_q_weight, of_k_weight, dangles, *(None,) * 5
+    return q_gradient, k_gradient, q_weight_gradient, k_weight_gradient, dangles, *(None,) * 5
 
 
 def _gradient_of_norm_angles(ctx, dq, dk):
@@ -489,11 +490,11 @@ def _gradient_of_norm_angles(ctx, dq, dk):
         turned = torch.ops.mrope.rotate(q, k, angles, ctx.geometry, layout, False)
         k_turned = None if k is None else turned[1]
         backward = torch.ops.mrope.norm_rotate_backward
-        dq, of_k, *_ = backward(dq, dk, turned[0], k_turned, q_weight, k_weight, still, *norm)
-        dk = None if k is None else of_k
+        dq, k_gradient, *_ = backward(dq, dk, turned[0], k_turned, q_weight, k_weight, still, *norm)
+        dk = None if k is None else k_gradient
     else:
-        q, of_k = torch.ops.mrope.norm_rotate(q, k, q_weight, k_weight, still, *norm)
-        k = None if k is None else of_k
+        q, normed = torch.ops.mrope.norm_rotate(q, k, q_weight, k_weight, still, *norm)
+        k = None if k is None else normed
     return _gradient_of_angles([q, k], [dq, dk], angles.shape, ctx.geometry, layout)
 
 

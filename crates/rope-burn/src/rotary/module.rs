@@ -496,7 +496,7 @@ mod tests {
         let q = Tensor::<4>::ones([1, 5, 2, 64], (&device, DType::F64));
         let rotated = rotary.try_forward_single(q, &angles).expect("types agree");
         let rotated: Vec<f64> = rotated.into_data().iter::<f64>().collect();
-        // Channel 0 of the last token turns by its position in radians; its partner is 1 too.
+        // Channel 0 of the last token rotates by its position in radians; its partner is 1 too.
         let angle = f64::from((1 << 20) + 4);
         let found = rotated[4 * 2 * 64];
         assert!(

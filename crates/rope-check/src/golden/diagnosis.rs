@@ -458,7 +458,7 @@ impl<'a> Suspect<'a> {
         (explains && self.fits_by(&found, &image)).then_some(found)
     }
 
-    /// For each lane, the largest error of the channels that it turns, in units of their tolerance.
+    /// For each lane, the largest error of the channels that it rotates, in units of their tolerance.
     fn errors_of_lanes(
         &self,
         case: &Case,

@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueHint};
 use indicatif::{ProgressBar, ProgressStyle};
 use vlm_data::check::{CheckOptions, DataReport, check_data};
 use vlm_data::text::format::Conversations;
@@ -20,7 +20,7 @@ use vlm_data::text::{FileOptions, Format, Overlong, TextError};
 use vlm_data::{SampleEncoder, SampleOptions};
 
 use self::report::Checked;
-use crate::arguments::{MAX_TOKENS, count_in, existing, one_of};
+use crate::arguments::{MAX_TOKENS, count_in, one_of};
 use crate::stdio::{note, stdout};
 
 const FORMAT: &str = include_str!("format.txt");
@@ -50,14 +50,14 @@ enum DataCommand {
 #[command(after_help = FORMAT)]
 struct CheckArgs {
     /// JSONL, or a JSON array.
-    #[arg(value_name = "FILE", value_parser = existing())]
+    #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
     file: PathBuf,
     /// A model folder of Hugging Face: config.json, the tokenizer, the chat template and
     /// preprocessor_config.json. Weights are not read.
-    #[arg(long, value_name = "FOLDER", value_parser = existing())]
+    #[arg(long, value_name = "FOLDER", value_hint = ValueHint::DirPath)]
     model: PathBuf,
     /// Folder that paths of pictures are relative to. Default: the folder of the file.
-    #[arg(long, value_name = "DIR", value_parser = existing())]
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     media: Option<PathBuf>,
     /// Format of the records; any recognises each by its keys.
     #[arg(long, default_value = "any", value_parser = one_of(&FORMATS, format_name))]

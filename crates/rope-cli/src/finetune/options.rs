@@ -3,13 +3,13 @@
 use std::path::PathBuf;
 
 use burn::tensor::DType;
-use clap::{Args, ValueEnum};
+use clap::{Args, ValueEnum, ValueHint};
 use rope_ascend::safe::CommunicatorOptions;
 use vlm_data::{BatchSize, Cut, LoaderOptions};
 use vlm_models::{LoraConfig, ModelPart};
 use vlm_train::{LossRule, OptimizerState, Rates, Recipe, Schedule, TrainedParts};
 
-use crate::arguments::{count_in, existing, seed};
+use crate::arguments::{count_in, seed};
 use crate::device::{Device, TokenArgs};
 
 /// The first factor of losses in f16.
@@ -24,15 +24,15 @@ const ENDLESS: u64 = u64::MAX;
 #[derive(Clone, Debug, Args)]
 pub(crate) struct FinetuneArgs {
     /// Folder of the model: config.json, weights, tokenizer, chat template, preprocessor
-    #[arg(value_parser = existing())]
+    #[arg(value_hint = ValueHint::DirPath)]
     pub(super) folder: PathBuf,
 
     /// Conversations: JSON lines or an array, in any of five formats
-    #[arg(long, value_name = "FILE", value_parser = existing())]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(super) data: PathBuf,
 
     /// Conversations for the validation loss
-    #[arg(long, value_name = "FILE", value_parser = existing())]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(super) val: Option<PathBuf>,
 
     /// Folder for log.jsonl, the checkpoint, and at the end the adapter (in adapter/) or the model

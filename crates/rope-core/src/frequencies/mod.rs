@@ -79,7 +79,7 @@ impl Frequencies {
     /// These frequencies, one per lane of [`AxisLayout::Single`](crate::AxisLayout) and its like,
     /// or any number that [`AxisLayout::Lanes`](crate::AxisLayout) picks from.
     ///
-    /// A lane of frequency 0 does not turn; one of a negative frequency turns the other way, as all
+    /// A lane of frequency 0 does not rotate; one of a negative frequency turns the other way, as all
     /// lanes of nanochat do.
     ///
     /// # Units

@@ -51,10 +51,10 @@ pub enum Scaling {
     LongRope(LongRopeScaling),
     /// Llama 3.1: frequencies kept, interpolated or blended by their wavelength.
     Llama3(Llama3Scaling),
-    /// Gemma 4: the first `partial_rotary_factor` of the pairs turn, with exponents over the whole
+    /// Gemma 4: the first `partial_rotary_factor` of the pairs rotate, with exponents over the whole
     /// head; the others have frequency 0.
     Proportional {
-        /// Share of the pairs that turn, in (0, 1\].
+        /// Share of the pairs that rotate, in (0, 1\].
         partial_rotary_factor: f64,
         /// Divisor of every frequency, above 0.
         factor: f64,

@@ -131,7 +131,7 @@ impl LayerSpecs {
     /// The rotations of a model's language decoder, layer by layer, from the text of its
     /// `config.json`.
     ///
-    /// Gemma 3 and 4 and OLMo 3 turn local and global layers by different frequencies; Llama 4,
+    /// Gemma 3 and 4 and OLMo 3 rotate local and global layers by different frequencies; Llama 4,
     /// SmolLM3 and Command R7B leave some layers unrotated, and so do linear-attention hybrids.
     ///
     /// # Errors
@@ -338,10 +338,10 @@ fn pairing(family: &Family, config: &Fields) -> Result<Pairing, ConfigError> {
     })
 }
 
-/// The frequencies of a family that turns the other way.
+/// The frequencies of a family that rotates the other way.
 fn reversed(family: &Family, frequencies: &Frequencies, rotary_dim: usize) -> Result<Frequencies> {
     if frequencies.depends_on_seq_len() {
-        let reason = "it turns the other way, which is said of scaled frequencies only where \
+        let reason = "it rotates the other way, which is said of scaled frequencies only where \
                       they do not depend on the length";
         return Err(ConfigError::UnsupportedModelType {
             model_type: family.first_model_type().to_owned(),

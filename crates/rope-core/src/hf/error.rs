@@ -110,8 +110,8 @@ pub enum ConfigError {
     ///
     /// Elsewhere this shows as `... has no attribute get_rotary_seq_len`, or not at all.
     #[error(
-        "{model_type} turns by {axes} position axes (mrope_section), but {plain} sends it down the \
-         plain path with one position per token; set it to \"mrope\" and pass position ids \
+        "{model_type} rotates by {axes} position axes (mrope_section), but {plain} sends it down \
+         the plain path with one position per token; set it to \"mrope\" and pass position ids \
          [{axes}, tokens]"
     )]
     PlainPath {
@@ -139,7 +139,7 @@ pub enum ConfigError {
     /// A model of several position axes whose configuration does not divide the frequencies among
     /// them.
     #[error(
-        "{model_type} turns by {axes} position axes, but {key} is missing, which would send it \
+        "{model_type} rotates by {axes} position axes, but {key} is missing, which would send it \
          down the plain path; take it from the checkpoint's config.json"
     )]
     MissingSections {
@@ -152,7 +152,7 @@ pub enum ConfigError {
     },
     /// A number of sections other than the model's position axes.
     #[error(
-        "{key} = {found:?} has {} sections, but {model_type} turns by {axes} position axes; \
+        "{key} = {found:?} has {} sections, but {model_type} rotates by {axes} position axes; \
          give one section per axis",
         found.len()
     )]
@@ -168,7 +168,8 @@ pub enum ConfigError {
     },
     /// An axis with an odd number of channels.
     #[error(
-        "the axes take {channels:?} channels of a head, but channels turn in pairs and {odd} is odd"
+        "the axes take {channels:?} channels of a head, but channels rotate in pairs and {odd} is \
+         odd"
     )]
     OddAxis {
         /// Channels of each axis.

@@ -71,19 +71,19 @@ pub(super) struct Family {
     pub(super) full_head_dim: Option<usize>,
     /// The layer types, where the configuration does not list them.
     pub(super) pattern: Option<Pattern>,
-    /// How sliding-window layers turn, where not as the full ones do.
+    /// How sliding-window layers rotate, where not as the full ones do.
     pub(super) local: Option<Local>,
-    /// Layer types that do not turn in this family alone.
+    /// Layer types that do not rotate in this family alone.
     pub(super) unrotated: &'static [&'static str],
     /// The layers that rotate if `sliding_window` is null, where others do with a window.
     pub(super) without_window: Option<WithoutWindow>,
-    /// True if layer types whose parameters are null do not turn.
+    /// True if layer types whose parameters are null do not rotate.
     pub(super) null_is_unrotated: bool,
     /// The condition on the configuration for the row to hold.
     pub(super) condition: Option<Condition>,
-    /// Every so-many-th layer does not turn, where the configuration does not list them.
+    /// Every n-th layer does not rotate, where the configuration does not list them.
     pub(super) no_rope_every: Option<usize>,
-    /// True if the pairs turn the other way.
+    /// True if the pairs rotate the other way.
     pub(super) reversed: bool,
 }
 
@@ -310,7 +310,7 @@ impl Family {
 }
 
 impl Family {
-    /// A row: names and pairing of one position axis that turns whole heads.
+    /// A row: names and pairing of one position axis that rotates whole heads.
     const fn new(names: &'static str, pairing: Pairing) -> Self {
         Self {
             names,
@@ -391,7 +391,7 @@ rest_of_rows! {
         pattern: Some(Pattern::Cycle { key, default: types })
     }
     fn local(key: Option<Text>, theta: Option<f64>) { local: Some(Local { key, theta }) }
-    /// Layers of these types do not turn.
+    /// Layers of these types do not rotate.
     fn unrotated(types: Names) { unrotated: types }
     fn without_window(rotate: WithoutWindow) { without_window: Some(rotate) }
     fn null_is_unrotated() { null_is_unrotated: true }
@@ -506,7 +506,7 @@ const ALTERNATING_FREQUENCIES: Axes = Axes::Lanes {
     stated: None,
 };
 
-/// Channel c of an axis turns at frequency c mod half of its channels, so the members of an
+/// Channel c of an axis rotates at frequency c mod half of its channels, so the members of an
 /// adjacent pair have angles of their own.
 const CHANNELS_OF_THEIR_OWN: Axes = Axes::Lanes {
     count: 3,
@@ -589,17 +589,17 @@ static TEXT: &[Family] = families! {
     "kolibri1": Half, theta(1e4), head_dim(128), unrotated(&[FULL]),
         every(Every { every: 5, ..SLIDING_EVERY }), without_window(WithoutWindow::All);
     "falcon": Half, theta(1e4),
-        when("alibi", false, "its attention takes biases instead of turning");
+        when("alibi", false, "its attention takes biases instead of rotating");
     "zamba2": Half, theta(1e4), pattern(Pattern::Listed("layers_block_type")),
-        when("use_mem_rope", true, "its attention does not turn");
+        when("use_mem_rope", true, "its attention does not rotate");
     "granitemoehybrid esm": Half, theta(1e4),
-        stating("position_embedding_type", "the choice of whether its attention turns");
+        stating("position_embedding_type", "the choice of whether its attention rotates");
     // A list of zeros and thetas, one a layer.
     "granite_swa granitemoe_swa": Half, theta(1e4);
     "muse_glimmer_text": Half, theta(1e4), head_dim(128),
-        stating("layer_rope_theta", "the choice of the layers that turn");
+        stating("layer_rope_theta", "the choice of the layers that rotate");
     "muse_spark_text": Half, head_dim(64),
-        stating("layer_rope_theta", "the choice of the layers that turn");
+        stating("layer_rope_theta", "the choice of the layers that rotate");
     "mixtral ministral": Half;
     "ministral3": Half, head_dim(128), scaled();
     "gpt_oss": Half, theta(1.5e5), head_dim(64), scaled();
@@ -650,7 +650,7 @@ static TEXT: &[Family] = families! {
     "pe_audio_encoder pe_audio_video_encoder pe_video_encoder": Adjacent, theta(2e4), head_dim(128);
     "moonshine": Adjacent, theta(1e4), partial(0.9);
     "moonshine_streaming": Adjacent, theta(1e4), partial(0.8), own_object();
-    "roformer": Adjacent, theta(1e4), when("rotary_value", false, "it turns values too");
+    "roformer": Adjacent, theta(1e4), when("rotary_value", false, "it rotates values too");
     "nanochat": Half, theta(1e4), reversed();
     "gptj codegen": Adjacent, theta(1e4), partial_under(&["rotary_dim"], 1.0), rotary_dim(64);
     "llama4 llama4_text": Adjacent, theta(5e5), head_dim(128), no_rope_every(4);
@@ -747,7 +747,7 @@ static VISION: &[Family] = families! {
 static REFUSED: &[(&str, &str)] = &[
     (
         "deepseek_v4",
-        "it turns the output of attention back, and compressed keys by positions of their own",
+        "it rotates the output of attention back, and compressed keys by positions of their own",
     ),
     (
         "mistral_large4_text",
@@ -756,11 +756,11 @@ static REFUSED: &[(&str, &str)] = &[
     ),
     (
         "cohere2_moe",
-        "which of its full layers turn depends on the kinds of their feed-forward layers",
+        "which of its full layers rotate depends on the kinds of their feed-forward layers",
     ),
     (
         "qwen2_5_omni_dit",
-        "it turns the first head of each layer alone",
+        "it rotates the first head of each layer alone",
     ),
     (
         "sam2_video sam3_tracker_video edgetam_video",
@@ -768,7 +768,7 @@ static REFUSED: &[(&str, &str)] = &[
     ),
     (
         "efficientloftr",
-        "it turns hidden channels before they are divided into heads",
+        "it rotates hidden channels before they are divided into heads",
     ),
     (
         "lightglue",
@@ -776,14 +776,14 @@ static REFUSED: &[(&str, &str)] = &[
     ),
     (
         "minimax_m3_vl minimax_m3_vl_text",
-        "its configuration turns rotary_dim channels of a head, its module the whole head",
+        "its configuration rotates rotary_dim channels of a head, its module the whole head",
     ),
     (
         "glm46v",
         "its decoder is that of glm4v_text or of glm4v_moe_text, which pair differently: give the \
          one that is meant",
     ),
-    ("jamba nemotron_h", "its attention does not turn"),
+    ("jamba nemotron_h", "its attention does not rotate"),
     (
         "MochiTransformer3DModel",
         "its angles are learned, and each head has its own: TokenAngles::per_head makes them",
@@ -817,10 +817,10 @@ static REFUSED: &[(&str, &str)] = &[
         "esmfold2 esmfold2_atom_encoder",
         "its atoms have positions in space and an axis of residues, with frequencies of both",
     ),
-    ("clvp clvp_encoder", "it turns values too"),
+    ("clvp clvp_encoder", "it rotates values too"),
     (
         "wav2vec2-conformer wav2vec2-bert seamless_m4t",
-        "it turns hidden states before they become q and k",
+        "it rotates hidden states before they become q and k",
     ),
     (
         "dia t5gemma t5gemma2 t5gemma2_encoder csm_depth glmasr voxtral_realtime

@@ -74,7 +74,7 @@ impl LayerSpecs {
     }
 }
 
-/// For each layer, 1 if its theta is that of the model, and 0 if it is 0: the layer does not turn.
+/// For each layer, 1 if its theta is that of the model, and 0 if it is 0 (no rotation).
 fn layer_thetas(
     config: &Fields,
     specs: &[(String, RotarySpec)],
@@ -90,7 +90,7 @@ fn layer_thetas(
     if let Some(theta) = thetas.iter().find(other) {
         let shown = model_theta.unwrap_or_default();
         let (left, right) = (config.says(key, theta), config.says("rope_theta", shown));
-        let remedy = "one theta for all layers that turn is supported: build the others with \
+        let remedy = "one theta for all layers that rotate is supported: build the others with \
                       RotarySpec::builder";
         return Err(ConfigError::contradiction(left, right, remedy));
     }
@@ -149,7 +149,7 @@ pub(super) fn layers(
         let layer_type = types.as_ref().map(|types| types[layer]);
         let is_unrotated =
             |name: &str| UNROTATED_LAYERS.contains(&name) || unrotated_types.contains(&name);
-        // A list of the layers that turn goes before what their types imply.
+        // A list of the layers that rotate goes before what their types imply.
         let unrotated = match (&flags, no_rope) {
             (Some(flags), _) => flags[layer] == 0,
             (None, Some(every)) => (layer + 1).is_multiple_of(every),

@@ -67,7 +67,7 @@ pub struct RopeContext {
 pub struct RopeParameters {
     /// Theta and its scaling.
     pub frequencies: Frequencies,
-    /// Share of the head's channels that turn, where stated. Under [`Scaling::Proportional`] the
+    /// Share of the head's channels that rotate, where stated. Under [`Scaling::Proportional`] the
     /// whole head takes part in the rotation and this is `None`: the share is in the scaling.
     pub partial_rotary_factor: Option<f64>,
     /// Pairs per position axis, where stated.
@@ -91,7 +91,7 @@ impl RopeParameters {
         Self::read(&Fields::new("rope_parameters", &value)?, context, true)
     }
 
-    /// Channels that turn in a head of `head_dim` channels: its share `partial_rotary_factor`,
+    /// Channels that rotate in a head of `head_dim` channels: its share `partial_rotary_factor`,
     /// rounded down.
     ///
     /// # Errors

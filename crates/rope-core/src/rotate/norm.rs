@@ -258,7 +258,7 @@ impl<A: Real> Rotator<'_, A> {
     /// let (norm, weight) = (HeadNorm::new(0.0)?, [2.0; 64]);
     /// let x = HeadsMut::new(&mut q, layout)?.into();
     /// rotator.norm_rotate(&norm, NormInput { x, weight: Some(&weight) }, None)?;
-    /// assert!(q[..64].iter().all(|y| *y == 2.0)); // position 0 is not turned
+    /// assert!(q[..64].iter().all(|y| *y == 2.0)); // position 0 is not rotated
     /// # Ok::<(), RopeError>(())
     /// ```
     pub fn norm_rotate<E: Element<Acc = A>>(

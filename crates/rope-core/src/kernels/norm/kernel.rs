@@ -4,9 +4,9 @@
 use std::marker::PhantomData;
 
 use super::channels::{convert, norm_backward, normalise};
+use super::rotation::RowRotation;
 use super::rows::{Partials, Queue, Row, Rows, Scales, WIDEST, totals};
 use super::sums::{products, squares};
-use super::turn::Turn;
 use super::{AHEAD, LINE_BYTES, NormTile, Part, Shape, factors_len};
 use crate::element::{Element, Real};
 use crate::kernels::order::{Order, Split};
@@ -461,23 +461,23 @@ where
             let weight = tile.weight.add(shape.dim);
             match (BACKWARD, AFTER) {
                 (false, false) => {
-                    Turn::<M, M, E, E, Read, Write>::prepare::<false, true>(
+                    RowRotation::<M, M, E, E, Read, Write>::prepare::<false, true>(
                         by, weight, factors, shape,
                     );
                 }
                 (_, true) => {
-                    Turn::<M, W, E, E::Acc, Read, Write>::prepare::<false, false>(
+                    RowRotation::<M, W, E, E::Acc, Read, Write>::prepare::<false, false>(
                         by, weight, factors, shape,
                     );
                     if BACKWARD {
                         let factors = factors.add(4 * shape.pairs);
-                        Turn::<W, M, E::Acc, E, Write, Read>::prepare::<true, false>(
+                        RowRotation::<W, M, E::Acc, E, Write, Read>::prepare::<true, false>(
                             by, weight, factors, shape,
                         );
                     }
                 }
                 (true, false) => {
-                    Turn::<M, W, E, E::Acc, Write, Read>::prepare::<true, true>(
+                    RowRotation::<M, W, E, E::Acc, Write, Read>::prepare::<true, true>(
                         by, weight, factors, shape,
                     );
                 }
@@ -719,7 +719,7 @@ where
             let from = (first.x.add(start), tile.x.head);
             let to = (first.to.add(start), tile.to.head);
             if Self::KEEPS_WIDE {
-                Turn::<W, M, E::Acc, E, Read, Write>::rows::<true, STREAM>(
+                RowRotation::<W, M, E::Acc, E, Read, Write>::rows::<true, STREAM>(
                     (first.scratch.add(start).cast_const(), dim),
                     to,
                     rows.factors,
@@ -727,7 +727,7 @@ where
                     shape,
                 );
             } else if Read::ZIPPED == Write::ZIPPED || from.0 != to.0.cast_const() {
-                Turn::<M, M, E, E, Read, Write>::rows::<true, STREAM>(
+                RowRotation::<M, M, E, E, Read, Write>::rows::<true, STREAM>(
                     from,
                     to,
                     rows.factors,
@@ -735,7 +735,7 @@ where
                     shape,
                 );
             } else {
-                Turn::<M, W, E, E::Acc, Read, Write>::rows::<true, false>(
+                RowRotation::<M, W, E, E::Acc, Read, Write>::rows::<true, false>(
                     from,
                     (first.scratch, dim),
                     rows.factors,
@@ -760,7 +760,7 @@ where
         unsafe {
             convert::<W, M, E::Acc, E>(scratch, row.to, 0, start);
             convert::<W, M, E::Acc, E>(scratch, row.to, shape.end(), dim);
-            Turn::<W, M, E::Acc, E, Write, Read>::rows::<false, false>(
+            RowRotation::<W, M, E::Acc, E, Write, Read>::rows::<false, false>(
                 (scratch.add(start), 0),
                 (row.to.add(start), 0),
                 row.factors.add(4 * shape.pairs),
@@ -795,7 +795,7 @@ where
                     }
                 }
             }
-            Turn::<M, W, E, E::Acc, From, To>::rows::<false, false>(
+            RowRotation::<M, W, E, E::Acc, From, To>::rows::<false, false>(
                 (x.add(start), 0),
                 (scratch.add(start), 0),
                 row.factors,

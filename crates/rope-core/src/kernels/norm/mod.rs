@@ -37,9 +37,9 @@
 
 mod channels;
 mod kernel;
+mod rotation;
 mod rows;
 mod sums;
-mod turn;
 
 use self::kernel::Kernel;
 use super::order::{Split, Zipped};

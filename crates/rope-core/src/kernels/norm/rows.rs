@@ -14,7 +14,7 @@ pub(super) struct Row<E: Element> {
     pub(super) x: *const E,
     pub(super) dy: *const E,
     pub(super) to: *mut E,
-    /// The factors of the pairs, as [`Turn::prepare`](super::turn::Turn::prepare) writes it.
+    /// The factors of the pairs, as [`RowRotation::prepare`](super::rotation::RowRotation::prepare) writes it.
     pub(super) factors: *const E::Acc,
     /// Room for the row.
     pub(super) scratch: *mut E::Acc,

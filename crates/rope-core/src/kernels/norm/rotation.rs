@@ -23,9 +23,9 @@ use crate::kernels::vector::{Memory, Register};
 /// Of every function: the processor has the instructions. `from` and `to` are valid for the tile's
 /// rotated channels and do not overlap, or are one and the orders are too; factors are valid for
 /// `4 * pairs` values. With `STREAM` the runs start and fill cache lines.
-pub(super) struct Turn<I, O, A, B, Read, Write>(PhantomData<(I, O, A, B, Read, Write)>);
+pub(super) struct RowRotation<I, O, A, B, Read, Write>(PhantomData<(I, O, A, B, Read, Write)>);
 
-impl<I, O, A, B, Read, Write> Turn<I, O, A, B, Read, Write>
+impl<I, O, A, B, Read, Write> RowRotation<I, O, A, B, Read, Write>
 where
     I: Memory<A>,
     O: Memory<B, Register = I::Register>,
@@ -82,7 +82,7 @@ where
                     at += I::N;
                 }
                 if at < start + run {
-                    Turn::<Portable<1>, Portable<1>, A, B, Split, Split>::prepare_rest::<
+                    RowRotation::<Portable<1>, Portable<1>, A, B, Split, Split>::prepare_rest::<
                         ADJOINT,
                         WEIGHT,
                     >(by, weights, factors, at..start + run);
@@ -202,7 +202,7 @@ where
                     let factors = factors.add(4 * start);
                     let at = Self::runs::<SCALE, STREAM>(from, to, factors, scales, 0, run);
                     if at < run {
-                        Turn::<Portable<1>, Portable<1>, A, B, Read, Write>::rest::<SCALE>(
+                        RowRotation::<Portable<1>, Portable<1>, A, B, Read, Write>::rest::<SCALE>(
                             from, to, factors, scales, at, run,
                         );
                     }
