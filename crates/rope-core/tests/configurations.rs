@@ -261,7 +261,7 @@ const REFUSED: Refused = &[
     ("position_embedding_type is missing", "granitemoehybrid"),
     ("its attention does not rotate", "zamba2"),
     ("only the innermost rope object is read", "musicflamingo"),
-    ("which of its full layers turn", "cohere2_moe"),
+    ("which of its full layers rotate", "cohere2_moe"),
     ("it rotates the output of attention back", "deepseek_v4"),
     (
         "its module the whole head",
@@ -276,7 +276,7 @@ const REFUSED: Refused = &[
         "qwen2_5_omni_dit",
     ),
 ];
-/// Transformers 5 does not run them: their class no longer turns half of each head by default, as
+/// Transformers 5 does not run them: their class no longer rotates half of each head by default, as
 /// their sections need.
 const ALONE: &str = "glm46v glm4v_text glm4v glmga";
 

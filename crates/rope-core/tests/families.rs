@@ -19,11 +19,11 @@ fn refusal(json: &str) -> ConfigError {
 }
 
 #[test]
-fn layers_that_do_not_turn() {
+fn layers_that_do_not_rotate() {
     let windows = r#""layer_types": ["sliding_attention", "full_attention"]"#;
     let heads = r#""hidden_size": 256, "num_attention_heads": 4, "rope_theta": 1e4"#;
     for (json, expected) in [
-        // Full layers turn where there is no window; unstated, the class has one.
+        // Full layers rotate where there is no window; unstated, the class has one.
         (
             format!(r#"{{"model_type": "exaone4", {windows}, {heads}}}"#),
             [true, false],
@@ -272,7 +272,7 @@ fn heads_of_full_layers_are_read_layer_by_layer() {
 }
 
 #[test]
-fn nanochat_turns_the_other_way() {
+fn nanochat_rotates_the_other_way() {
     let json = r#"{
         "model_type": "nanochat", "hidden_size": 16, "num_attention_heads": 4,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}
@@ -302,12 +302,12 @@ fn lanes_of_vision_towers() {
     );
     assert_eq!(spec.inv_freq(None).expect("valid"), [1.0, 0.1, 0.01, 0.001]);
 
-    // 14 channels: 4 for each axis, 2 that do not turn.
+    // 14 channels: 4 for each axis, 2 that do not rotate.
     let vjepa2 = r#"{"model_type": "vjepa2", "hidden_size": 28, "num_attention_heads": 2}"#;
     let spec = RotarySpec::from_hf_vision_config(vjepa2).expect("valid");
     assert_eq!((spec.rotary_dim(), spec.pairing()), (12, Pairing::Adjacent));
     assert_eq!(spec.inv_freq(None).expect("valid"), [1.0, 0.01]);
-    // Channels 0, 1, 2, 3 of an axis turn at frequencies 0, 1, 0, 1.
+    // Channels 0, 1, 2, 3 of an axis rotate at frequencies 0, 1, 0, 1.
     let first = [(0, 0), (0, 0), (1, 0), (1, 0), (2, 0), (2, 0)];
     let second = first.map(|(axis, _)| (axis, 1));
     assert_eq!(spec.axis_layout(), &lanes(&[first, second].concat()));

@@ -293,13 +293,13 @@ fn keys_beside_layer_types() {
         )
     };
     let expected = LayerSpecs::from_hf_config(&gemma("")).expect("reads");
-    let full = expected.layer(1).expect("turns");
+    let full = expected.layer(1).expect("rotates");
     assert_eq!(full.head_dim(), 128);
     let inv_freq = full.inv_freq(None).expect("a progression");
     for (found, right) in inv_freq.iter().zip([1.0, 0.805842, 0.649382]) {
         assert!((found - right).abs() < 1e-6, "{found} for {right}");
     }
-    let sliding = expected.layer(0).expect("turns");
+    let sliding = expected.layer(0).expect("rotates");
     assert_eq!(plain(sliding), (64, Some(1e4)));
     for stray in [
         r#", "rope_type": "default", "rope_theta": null"#,
