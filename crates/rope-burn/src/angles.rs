@@ -1,4 +1,4 @@
-//! cos and sin of a step: as a tensor, gathered from tables on the host and on devices.
+//! cos and sin of a step as a tensor, gathered from tables on the host and on devices.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,5 +1,5 @@
-//! Heads with angles of their own, as tokens of one head: so every backend's kernels, forward and
-//! backward, rotate them as they are.
+//! Heads with separate angles, as tokens of one head: every backend's kernels, forward and
+//! backward, can then rotate them unchanged.
 
 use burn::tensor::Tensor;
 use rope_core::{HeadsLayout, Layout, RopeError};

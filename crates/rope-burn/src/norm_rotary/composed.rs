@@ -1,4 +1,4 @@
-//! The norm from ordinary tensor operations, around a rotation: what every backend can run.
+//! The norm composed of ordinary tensor operations, around a rotation, for every backend.
 
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
 use burn_fused::{primitive::cast, rms_norm};

@@ -1,4 +1,4 @@
-//! The module to put into a model, and the operation for models that have the weights already.
+//! The module for a model, and the operation for models that already have the weights.
 
 use burn::backend::Dispatch;
 use burn::config::Config;

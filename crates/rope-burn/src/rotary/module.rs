@@ -1,4 +1,4 @@
-//! The module to put into a model.
+//! The module for a model.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! The rotation on a device that a server holds.
+//! The rotation on a served device.
 
 use burn::backend::{Remote, tensor::FloatTensor};
 use burn_fused::{Reader, WireOp, Writer, like, send};
