@@ -1,5 +1,5 @@
-//! Devices that a server holds, by burn-remote: an operation travels as one custom operation and runs
-//! by the server's backend; the tensors stay on their device.
+//! Served devices, through burn-remote: an operation is sent as one custom operation and runs on
+//! the server's backend; the tensors stay on their device.
 
 use burn::backend::ir::BackendIr;
 use burn_remote::server::CustomOpRegistry;

@@ -1,4 +1,4 @@
-//! How tokens divide into sequences that know nothing of each other.
+//! The division of tokens into independent sequences.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The update from ordinary operations.
+//! The update composed of ordinary operations.
 
 use burn::backend::{Backend, tensor::FloatTensor};
 

@@ -1,4 +1,4 @@
-//! The update of AdamW as one operation.
+//! The AdamW update as one operation.
 
 pub mod composed;
 #[cfg(feature = "flex")]

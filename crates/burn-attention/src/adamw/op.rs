@@ -1,4 +1,4 @@
-//! The operation as backends see it.
+//! The operation as backends implement it.
 
 use burn::backend::autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 use burn::backend::{Backend, backend_extension, tensor::FloatTensor};

@@ -1,4 +1,4 @@
-//! Attention with its whole matrix of scores, of ordinary operations: the baseline.
+//! Attention with the whole score matrix, composed of ordinary operations: the baseline.
 
 use burn::backend::tensor::{BoolTensor, FloatTensor};
 use burn::backend::{Backend, TensorMetadata};

@@ -1,4 +1,4 @@
-//! Cross-entropy of a language model's head, without its logits.
+//! Cross-entropy of a language model's head, without storing its logits.
 
 mod backward;
 mod blocks;

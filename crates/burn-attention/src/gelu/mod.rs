@@ -1,4 +1,4 @@
-//! GELU with its own gradient.
+//! GELU with a hand-written gradient.
 
 mod backward;
 mod op;

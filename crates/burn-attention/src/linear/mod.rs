@@ -1,4 +1,4 @@
-//! A linear layer, with an adapter of low rank beside its weight.
+//! A linear layer with a low-rank adapter beside its weight.
 
 #[cfg(all(feature = "flex", target_arch = "x86_64"))]
 mod avx512;

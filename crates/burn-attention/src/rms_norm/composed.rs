@@ -1,4 +1,4 @@
-//! RMSNorm of ordinary tensor operations: what every backend can run.
+//! RMSNorm composed of ordinary tensor operations, for every backend.
 
 use burn::backend::{Backend, TensorMetadata, get_or_init_device_settings, tensor::FloatTensor};
 use burn_fused::least;

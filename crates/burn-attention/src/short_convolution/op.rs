@@ -1,4 +1,4 @@
-//! The operation as backends see it.
+//! The operation as backends implement it.
 
 use burn::backend::{Backend, TensorMetadata, backend_extension, tensor::FloatTensor};
 use burn_fused::{accumulator, expect};
