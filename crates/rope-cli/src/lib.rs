@@ -1,6 +1,6 @@
 //! `mrope`: trains a multimodal model with rotary position embedding, and checks rotations.
 //!
-//! A library, so that tests of the workspace can ask for its features.
+//! It is a library so that tests of the workspace can enable its features.
 
 #![deny(clippy::print_stderr, clippy::print_stdout)]
 
