@@ -95,7 +95,7 @@ mod server {
 
     use super::*;
 
-    /// Lets a server rotate by its backend.
+    /// Lets a server rotate with its backend.
     pub(crate) fn register<B: BackendIr + RotaryOps>(operations: &mut CustomOpRegistry<B>) {
         handle(
             operations,
