@@ -4,7 +4,7 @@ use burn::backend::{Backend, tensor::FloatTensor};
 
 use super::op::AdamWOp;
 
-/// As [`AdamWOps::adamw`](crate::AdamWOps::adamw).
+/// Computes [`AdamWOps::adamw`](crate::AdamWOps::adamw).
 pub fn update<B: Backend>(
     value: FloatTensor<B>,
     gradient: FloatTensor<B>,

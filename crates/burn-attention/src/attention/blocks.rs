@@ -107,7 +107,7 @@ impl Block {
     }
 }
 
-/// The output and the softmax of [`AttentionOps`](crate::AttentionOps).
+/// Computes the output and the softmax of [`AttentionOps`](crate::AttentionOps).
 pub fn forward<B: Backend>(
     q: FloatTensor<B>,
     k: FloatTensor<B>,
@@ -132,7 +132,7 @@ pub fn forward<B: Backend>(
     (join::<B>(outs), join::<B>(softmaxes))
 }
 
-/// The gradients of q, k, v and the bias, as [`AttentionOps`](crate::AttentionOps) has them.
+/// Computes the gradients of q, k, v and the bias, as in [`AttentionOps`](crate::AttentionOps).
 #[allow(clippy::type_complexity, reason = "the type of the operation")]
 pub fn backward<B: Backend>(
     kept: Kept<B>,

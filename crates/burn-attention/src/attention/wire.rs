@@ -47,7 +47,7 @@ fn alternating(flags: &[bool]) -> Vec<usize> {
 
 /// The numbers are the scale; whether blocks compute, and their scores; whether the gradient of the
 /// bias is wanted; keys, the number of runs, five numbers for each; the number of runs of padding
-/// flags, and their lengths, of true and of false in turns.
+/// flags, and their lengths, alternately of true and false.
 impl WireOp for Call {
     const VERSION: u64 = 3;
     type Error = AttentionError;

@@ -3,9 +3,9 @@
 use burn::backend::{Backend, TensorMetadata, backend_extension, tensor::FloatTensor};
 use burn_fused::primitive::{cast, widen};
 
-/// silu(gate) * up on a backend.
+/// silu(gate) * up, as a backend implements it.
 ///
-/// Both methods have a body of ordinary operations. The implementation for
+/// Both methods have a default body of ordinary operations. The implementation for
 /// [`Autodiff`](burn::backend::Autodiff) adds the backward.
 #[backend_extension(
     Flex: cfg(feature = "flex"),
@@ -14,12 +14,12 @@ use burn_fused::primitive::{cast, widen};
     Autodiff
 )]
 pub trait SwiGluOps: Backend {
-    /// The output, of the shape and type of both.
+    /// Computes the output, in the shape and type of both inputs.
     fn swiglu_forward(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self> {
         forward::<Self>(gate, up)
     }
 
-    /// The gradients of gate and up, from that of the output.
+    /// Computes the gradients of gate and up from the output's gradient.
     fn swiglu_backward(
         gate: FloatTensor<Self>,
         up: FloatTensor<Self>,
