@@ -64,7 +64,7 @@ pub(crate) struct SpeedArgs {
     /// Samples per case and baseline; fewer if they would exceed their share of four seconds.
     #[arg(long, value_name = "NUMBER", default_value_t = 11, value_parser = count_in(1..=10_000))]
     samples: usize,
-    /// Repeat all cases this number of times, with the same samples each time: a disturbance of
+    /// Repeat all cases this number of times, taking all samples each time: a disturbance of
     /// seconds then affects few samples of a case. Cases through burn are timed once.
     #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = count_in(1..=10_000))]
     rounds: usize,
