@@ -37,7 +37,8 @@ impl RotaryAngles {
     /// Takes custom cos and sin, `[tokens, lanes]` each; gradients reach both.
     ///
     /// # Errors
-    /// [`RotaryError::AngleDType`], [`RopeError::AngleShape`] if sin differs from cos.
+    /// [`RotaryError::AngleDType`], [`RopeError::AngleShape`] if the shape of sin differs from that
+    /// of cos.
     pub fn from_cos_sin(cos: Tensor<2>, sin: Tensor<2>) -> Result<Self> {
         // burn takes a 0 in a shape for the size that was there: such are refused first.
         expect_alike(&cos, &sin)?;

@@ -4,7 +4,7 @@ use burn::backend::{Backend, tensor::FloatTensor};
 
 use super::op::AdamWOp;
 
-/// Computes [`AdamWOps::adamw`](crate::AdamWOps::adamw).
+/// Computes the same as [`AdamWOps::adamw`](crate::AdamWOps::adamw).
 pub fn update<B: Backend>(
     value: FloatTensor<B>,
     gradient: FloatTensor<B>,

@@ -113,7 +113,7 @@ impl GatedDelta {
         or_panic(self.try_forward(q, k, v, g, beta))
     }
 
-    /// Computes [`forward`](Self::forward).
+    /// Computes the same as [`forward`](Self::forward).
     ///
     /// # Errors
     /// [`Shapes`](AttentionError::Shapes), [`Size`](AttentionError::Size),

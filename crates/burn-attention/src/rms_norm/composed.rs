@@ -5,7 +5,7 @@ use burn_fused::least;
 use burn_fused::primitive::{cast, widen};
 use burn_fused::rms_norm::{self, with_rank};
 
-/// Computes [`RmsNormOps::rms_norm_forward`](crate::RmsNormOps::rms_norm_forward).
+/// Computes the same as [`RmsNormOps::rms_norm_forward`](crate::RmsNormOps::rms_norm_forward).
 ///
 /// # Panics
 /// If x has an unsupported element type.
@@ -23,7 +23,7 @@ pub fn forward<B: Backend>(
     (cast::<B>(out, dtype), rstd)
 }
 
-/// Computes [`RmsNormOps::rms_norm_backward`](crate::RmsNormOps::rms_norm_backward).
+/// Computes the same as [`RmsNormOps::rms_norm_backward`](crate::RmsNormOps::rms_norm_backward).
 ///
 /// # Panics
 /// If x has an unsupported element type.

@@ -10,8 +10,8 @@ use crate::rotary::RotaryOp;
 /// A function that rotates one tensor by angles.
 pub type Rotate<B> = fn(FloatTensor<B>, FloatTensor<B>, RotaryOp) -> FloatTensor<B>;
 
-/// Computes [`NormRotaryOps::norm_rotary`](super::NormRotaryOps::norm_rotary) in the type of the
-/// angles, rounded once.
+/// Computes the same as [`NormRotaryOps::norm_rotary`](super::NormRotaryOps::norm_rotary), in the
+/// type of the angles, rounded once.
 pub fn norm_rotate<B: Backend>(
     x: FloatTensor<B>,
     weight: FloatTensor<B>,
@@ -33,7 +33,8 @@ pub fn norm_rotate<B: Backend>(
     cast::<B>(y, dtype)
 }
 
-/// Computes [`NormRotaryOps::norm_rotary_backward`](super::NormRotaryOps::norm_rotary_backward).
+/// Computes the same as
+/// [`NormRotaryOps::norm_rotary_backward`](super::NormRotaryOps::norm_rotary_backward).
 pub fn norm_rotate_backward<B: Backend>(
     x: FloatTensor<B>,
     weight: FloatTensor<B>,

@@ -187,8 +187,8 @@ impl Rotary {
         Ok(RotaryAngles::upload(angles, device))
     }
 
-    /// Computes [`angles`](Self::angles) in the type for rotating tensors of `dtype`: f64 for f64,
-    /// f32 for the others.
+    /// Computes the same as [`angles`](Self::angles), in the type for rotating tensors of `dtype`:
+    /// f64 for f64, f32 for the others.
     ///
     /// # Panics
     /// If the positions do not fit the specification; see [`try_angles_for`](Self::try_angles_for).
@@ -197,9 +197,9 @@ impl Rotary {
         or_panic(self.try_angles_for(dtype, positions, device))
     }
 
-    /// Computes [`try_angles`](Self::try_angles) in the type for rotating tensors of `dtype`: f64
-    /// for f64, f32 for the others. In f64, angles are computed for just these tokens, without a
-    /// table.
+    /// Computes the same as [`try_angles`](Self::try_angles), in the type for rotating tensors of
+    /// `dtype`: f64 for f64, f32 for the others. In f64, angles are computed for just these tokens,
+    /// without a table.
     ///
     /// # Errors
     /// As [`try_angles`](Self::try_angles);
@@ -216,8 +216,8 @@ impl Rotary {
         self.angles_alone::<f64>(positions, device)
     }
 
-    /// Computes [`angles`](Self::angles) from ids `[axes, tokens]` in a tensor, on its device.
-    /// Reads the ids back to check them: once per step, not per layer.
+    /// Computes the same as [`angles`](Self::angles), from ids `[axes, tokens]` in a tensor, on its
+    /// device. Reads the ids back to check them: once per step, not per layer.
     ///
     /// # Panics
     /// If the ids do not fit the specification or cannot be read; see
@@ -227,8 +227,8 @@ impl Rotary {
         or_panic(self.try_angles_from_ids(ids))
     }
 
-    /// Computes [`try_angles`](Self::try_angles) from ids `[axes, tokens]` in a tensor, on its
-    /// device. Reads the ids back to check them: once per step, not per layer.
+    /// Computes the same as [`try_angles`](Self::try_angles), from ids `[axes, tokens]` in a
+    /// tensor, on its device. Reads the ids back to check them: once per step, not per layer.
     ///
     /// # Errors
     /// As [`try_angles`](Self::try_angles); [`RopeError::PositionOutOfRange`];
@@ -271,8 +271,8 @@ impl Rotary {
         self.rotate_pair(Direction::Forward, [q, k], angles)
     }
 
-    /// Rotates one tensor: a k to be cached, a q whose k is cached, or q and k with different
-    /// tokens, as in cross-attention, one by one.
+    /// Rotates one tensor: a k to be cached, a q whose k is cached, or q and k of different tokens
+    /// one by one, as in cross-attention.
     ///
     /// # Panics
     /// If shapes, types or angles disagree; see [`try_forward_single`](Self::try_forward_single).
@@ -321,8 +321,8 @@ impl Rotary {
         self.rotate_single(Direction::Adjoint, x, angles)
     }
 
-    /// Applies [`adjoint_single`](Self::adjoint_single) to q and k, for manual handling of
-    /// gradients.
+    /// Applies [`adjoint_single`](Self::adjoint_single) to q and k, for hand-written backward
+    /// passes.
     ///
     /// # Panics
     /// If shapes, types or angles disagree; see [`try_adjoint`](Self::try_adjoint).

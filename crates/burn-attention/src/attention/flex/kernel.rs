@@ -10,13 +10,15 @@
 //! and queries that see no key, are loaded as zeros: a weight of 0 would not hide a NaN.
 //!
 //! # Forward
-//! For each tile of queries, over its tiles of keys: s = q k^T; m' = max(m, s); p = e^(s - m'); l =
-//! l e^(m - m') + sum p; y = y e^(m - m') + p v. The results are y / l and the kept m + ln l.
+//! For each tile of queries, over its tiles of keys: s = q k^T; m' = max(m, s);
+//! p = e^(s - m'); l = l e^(m - m') + sum p; y = y e^(m - m') + p v. The results are y / l and the
+//! kept m + ln l.
 //!
 //! # Backward
-//! p = e^(s - kept); dv += p^T dy; ds = p (dy v^T - <dy, y>); dk += ds^T q; dq += ds k. Where the
-//! kept number is so large that ln l is lost in it, m and l are recomputed and kept separate: e^(s
-//! - m) replaces p, and dy / l replaces dy.
+//! p = e^(s - kept); dv += p^T dy; ds = p (dy v^T - <dy, y>); dk += ds^T q; dq += ds k.
+//!
+//! Where the kept number is so large that ln l is lost in it, m and l are recomputed and kept
+//! separate: p becomes e^(s - m), and dy becomes dy / l.
 //!
 //! A thread takes a head with all its tiles, because dk and dv sum over queries and dq sums over
 //! keys. If that leaves threads idle, tiles of queries are divided among the threads for dq, and
