@@ -117,6 +117,6 @@ impl CrossEntropyOps for burn::backend::Flex {}
 #[cfg(feature = "cube")]
 impl CrossEntropyOps for burn::backend::Cube {}
 
-/// Blocks of ordinary operations, each sent by itself: their tensors stay on the device.
+/// Blocks of ordinary operations, each sent separately: their tensors stay on the device.
 #[cfg(feature = "remote")]
 impl CrossEntropyOps for burn::backend::Remote {}

@@ -195,6 +195,6 @@ impl GatedDeltaOps for burn::backend::Flex {}
 #[cfg(feature = "cube")]
 impl GatedDeltaOps for burn::backend::Cube {}
 
-/// Chunks of ordinary operations, each sent by itself: their tensors stay on the device.
+/// Chunks of ordinary operations, each sent separately: their tensors stay on the device.
 #[cfg(feature = "remote")]
 impl GatedDeltaOps for burn::backend::Remote {}

@@ -90,6 +90,6 @@ impl ShortConvolutionOps for burn::backend::Flex {}
 #[cfg(feature = "cube")]
 impl ShortConvolutionOps for burn::backend::Cube {}
 
-/// Ordinary operations, each sent by itself: their tensors stay on the device.
+/// Ordinary operations, each sent separately: their tensors stay on the device.
 #[cfg(feature = "remote")]
 impl ShortConvolutionOps for burn::backend::Remote {}

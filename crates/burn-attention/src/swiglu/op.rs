@@ -52,6 +52,6 @@ pub(super) fn forward<B: Backend>(gate: FloatTensor<B>, up: FloatTensor<B>) -> F
 #[cfg(feature = "cube")]
 impl SwiGluOps for burn::backend::Cube {}
 
-/// Ordinary operations, each sent by itself: their tensors stay on the device.
+/// Ordinary operations, each sent separately: their tensors stay on the device.
 #[cfg(feature = "remote")]
 impl SwiGluOps for burn::backend::Remote {}
