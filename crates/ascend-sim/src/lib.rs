@@ -4,7 +4,7 @@
 //!
 //! - [`symbol`]: a C function by its name.
 //! - [`Session`]: the simulated machine of this process, held by one test at a time.
-//! - [`control`]: faults to inject, and what was counted and reported as a [`Violation`].
+//! - [`control`]: injected faults, counters, and reported [`Violation`]s.
 //! - module `build` (feature `host-kernels`): compiling kernels.
 
 pub mod abi;

@@ -2,28 +2,28 @@
 //!
 //! # Items
 //!
-//! | item | what it is |
+//! | item | meaning |
 //! |---|---|
-//! | [`AscendDevice`] | an NPU; [`device`](AscendDevice::device) makes it an ordinary burn `Device` |
-//! | [`AscendHost`] | what serves such devices to this process |
-//! | [`serve`], [`operations`] | the same for other processes and hosts |
+//! | [`AscendDevice`] | an NPU; [`device`](AscendDevice::device) returns an ordinary burn `Device` for it |
+//! | [`AscendHost`] | serves such devices to this process |
+//! | [`serve`], [`operations`] | serve them to other processes and hosts |
 //! | [`Ranks`] | NPUs of several processes that burn's `all_reduce` sums over |
 //! | [`Ascend`], [`AscendTensor`] | the backend, a view of an NPU's memory |
-//! | [`fallbacks`] | the operations that ran on the host or on the AI CPU, counted |
-//! | [`attention_runs`] | which code attended, counted |
+//! | [`fallbacks`] | counts of operations that ran on the host or on the AI CPU |
+//! | [`attention_runs`] | counts of attention calls by implementation |
 //!
-//! burn's dispatch knows no backends from outside, so [`AscendDevice::device`] reaches the NPU
+//! burn's dispatch supports no external backends, so [`AscendDevice::device`] reaches the NPU
 //! through a server in the same process: autodiff runs on the client's side, tensors stay in device
-//! memory, and only descriptions of operations cross.
+//! memory, and only descriptions of operations are sent.
 //!
 //! # Errors
 //! Operations of a burn backend cannot return an error. A tensor whose computation failed carries
-//! the failure: what is computed from it fails alike without running, and reading it returns the
-//! first cause as burn's [`ExecutionError`](burn::backend::ExecutionError), with the operator's
+//! the failure: operations on it fail with the same cause without running, and reading it returns
+//! the first cause as burn's [`ExecutionError`](burn::backend::ExecutionError), with the operator's
 //! name and code. Other tensors of the device are not affected.
 //! [`Backend::sync`](burn::backend::Backend::sync) reports failures that no read has reported. (A
-//! panic would end a burn-remote session, and its client would see a closed connection, not the
-//! cause.)
+//! panic would end a burn-remote session, and its client would see a closed connection instead of
+//! the cause.)
 
 mod backend;
 mod collective;

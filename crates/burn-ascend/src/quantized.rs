@@ -1,4 +1,4 @@
-//! Quantised tensors. They stay on the host: no operator of the device takes burn's schemes.
+//! Quantised tensors. They stay on the host, because no device operator supports burn's schemes.
 
 use burn::backend::flex::FlexQTensor;
 use burn::backend::{DType, ExecutionError, Shape, TensorMetadata};

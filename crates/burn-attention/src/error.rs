@@ -35,32 +35,32 @@ pub enum AttentionError {
         /// The shape of `right`.
         right_shape: Vec<usize>,
     },
-    /// Query heads that cannot be shared out among the key heads.
+    /// Query heads that cannot be divided among the key heads.
     #[error(
         "q has {heads} heads, k and v have {kv_heads}; \
          expected a multiple: each key head serves a group of query heads"
     )]
     HeadGroups {
-        /// Heads of q.
+        /// The number of heads of q.
         heads: usize,
-        /// Heads of k and v.
+        /// The number of heads of k and v.
         kv_heads: usize,
     },
-    /// Value heads that cannot be shared out among the key heads.
+    /// Value heads that cannot be divided among the key heads.
     #[error(
         "v has {heads} heads, q and k have {key_heads}; \
          expected a multiple: each head of q and k serves a group of value heads"
     )]
     ValueHeads {
-        /// Heads of v.
+        /// The number of heads of v.
         heads: usize,
-        /// Heads of q and k.
+        /// The number of heads of q and k.
         key_heads: usize,
     },
     /// Types, devices, or numbers from another version.
     #[error(transparent)]
     Op(#[from] OpError),
-    /// Channels, taps or a rank of 0: there is nothing to sum over.
+    /// Channels, taps or a rank of 0: the sum would be empty.
     #[error("the dimension to sum over (channels, taps or a rank) is 0; expected at least 1")]
     NoChannels,
     /// A mask that is too large.
@@ -71,18 +71,18 @@ pub enum AttentionError {
         usize::BITS
     )]
     TooManyKeys {
-        /// Samples.
+        /// The number of samples.
         batch: usize,
-        /// Keys of each.
+        /// Keys per sample.
         keys: usize,
     },
-    /// A mask of more queries than spans are kept for.
+    /// A mask with too many queries.
     #[error(
         "a mask of {queries} queries is too large; expected at most {} queries",
         u32::MAX
     )]
     TooManyQueries {
-        /// The queries.
+        /// The number of queries.
         queries: usize,
     },
     /// A bias that cannot be broadcast to the scores.
@@ -93,7 +93,7 @@ pub enum AttentionError {
         /// The shape of the scores, `[batch, heads, queries, keys]`.
         expected: [usize; 4],
     },
-    /// A factor of the scores with which no softmax can be computed.
+    /// A scale with which no softmax can be computed.
     #[error(
         "the scale is {found:?}, expected a number that is finite in the type of the scores: \
          f32, for f64 tensors f64"
@@ -108,14 +108,14 @@ pub enum AttentionError {
          it starts with 0, never falls and ends with the number of tokens"
     )]
     CuSeqlens {
-        /// Index of the wrong one; one past the last if it is missing.
+        /// The index of the wrong length, or one past the last if a length is missing.
         index: usize,
         /// The value that fits.
         expected: String,
         /// The value given.
         found: String,
     },
-    /// More queries than keys, where queries are numbered from the end of the keys.
+    /// More queries than keys, under a rule that numbers queries from the end of the keys.
     #[error(
         "{rule}: {queries} queries for {keys} keys; expected at most as many: \
          the last query has the index of the last key"
@@ -123,19 +123,19 @@ pub enum AttentionError {
     MoreQueries {
         /// The rule that needs indices.
         rule: &'static str,
-        /// The queries.
+        /// The number of queries.
         queries: usize,
-        /// The keys.
+        /// The number of keys.
         keys: usize,
     },
-    /// Padding flags in a number that does not fit batch and keys.
+    /// A number of padding flags that does not fit batch and keys.
     #[error("{found} padding flags, expected batch x keys = {batch} x {keys}; give one per key")]
     Attended {
-        /// Samples.
+        /// The number of samples.
         batch: usize,
-        /// Keys of each.
+        /// Keys per sample.
         keys: usize,
-        /// Flags found.
+        /// The number of flags.
         found: usize,
     },
     /// A number with which no norm can be computed.
@@ -147,7 +147,7 @@ pub enum AttentionError {
         /// The number found.
         found: f64,
     },
-    /// A number that no update can be computed with.
+    /// A number with which no update can be computed.
     #[error("{what} is {found}, expected {expected}")]
     Update {
         /// The number.
@@ -157,7 +157,7 @@ pub enum AttentionError {
         /// The value given.
         found: f64,
     },
-    /// A target that is no word.
+    /// A target outside the vocabulary.
     #[error(
         "the target of row {row} is {found}, expected a token id below {vocabulary}, or -100 for \
          none"
@@ -167,13 +167,13 @@ pub enum AttentionError {
         row: usize,
         /// Its target.
         found: i64,
-        /// Words that there are.
+        /// The size of the vocabulary.
         vocabulary: usize,
     },
-    /// Nothing to take the mean of.
+    /// No row with a target, so the mean is undefined.
     #[error("none of {rows} rows has a target; expected one that is not -100")]
     NoTargets {
-        /// The rows.
+        /// The number of rows.
         rows: usize,
     },
 }

@@ -35,7 +35,7 @@ pub use sequences::Sequences;
 pub use short_convolution::{ShortConvolutionOp, ShortConvolutionOps, short_convolution};
 pub use swiglu::{SwiGluOps, swiglu};
 
-/// The operations from ordinary tensor operations, for backends whose kernels have limits.
+/// The operations composed of ordinary tensor operations, for backends whose kernels have limits.
 pub mod composed {
     pub use crate::adamw::composed as adamw;
     pub use crate::attention::blocks as attention;

@@ -1,5 +1,5 @@
-//! Devices that a server holds, by burn-remote: an operation travels as one custom operation and runs
-//! by the server's backend; the tensors stay on their device.
+//! Served devices, through burn-remote: an operation is sent as one custom operation and runs on
+//! the server's backend; the tensors stay on their device.
 
 use burn::backend::ir::BackendIr;
 use burn_remote::server::CustomOpRegistry;
@@ -13,9 +13,9 @@ pub trait ServedOps: BackendIr + AdamWOps + AttentionOps + RmsNormOps {}
 
 impl<B: BackendIr + AdamWOps + AttentionOps + RmsNormOps> ServedOps for B {}
 
-/// Adds this crate's operations to those that a server runs by its backend `B`.
+/// Registers this crate's operations with a server, which runs them on its backend `B`.
 ///
-/// An operation that the server cannot read, as from a client of another version, ends the
+/// An operation that the server cannot read, such as one from a client of another version, ends the
 /// client's session; the server's log has the reason.
 pub fn register<B: ServedOps>(operations: &mut CustomOpRegistry<B>) {
     adamw::wire::register(operations);

@@ -1,20 +1,20 @@
-//! How tokens divide into sequences that know nothing of each other.
+//! The division of tokens into independent sequences.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use crate::error::{AttentionError, Result};
 
-/// How the tokens of each row divide into sequences; made once a step, and shared by all layers.
+/// The division of each row's tokens into sequences. Build it once per step for all layers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sequences {
     tokens: usize,
-    /// The sequence of each token, unless all are of one.
+    /// The sequence of each token, unless there is only one.
     token_sequences: Option<Arc<[u32]>>,
 }
 
 impl Sequences {
-    /// Rows of `tokens` tokens, each of one sequence.
+    /// Creates rows of `tokens` tokens with one sequence each.
     pub fn whole(tokens: usize) -> Self {
         Self {
             tokens,
@@ -22,8 +22,8 @@ impl Sequences {
         }
     }
 
-    /// Rows in which sequences are packed one after the other: the index of each one's first token,
-    /// then the number of tokens.
+    /// Creates rows of packed sequences from the index of each first token, then the number of
+    /// tokens.
     ///
     /// # Errors
     /// [`AttentionError::CuSeqlens`]
@@ -40,12 +40,12 @@ impl Sequences {
         })
     }
 
-    /// The tokens of a row.
+    /// Returns the number of tokens per row.
     pub fn tokens(&self) -> usize {
         self.tokens
     }
 
-    /// The sequence of each token, unless all are of one.
+    /// The sequence of each token, unless there is only one.
     pub(crate) fn token_sequences(&self) -> Option<&[u32]> {
         self.token_sequences.as_deref()
     }

@@ -1,4 +1,4 @@
-//! Types of elements, and where tensors lie.
+//! Element types and devices of tensors.
 
 use burn::backend::TensorMetadata;
 use burn::tensor::{DType, FloatDType};

@@ -1,4 +1,4 @@
-//! Flex, burn's CPU backend: kernels on the tensors' own memory.
+//! Flex, burn's CPU backend: kernels on the tensors' memory.
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Shape};

@@ -1,4 +1,4 @@
-//! An operation in the autodiff graph, with a backward of its own.
+//! An operation in the autodiff graph with a hand-written backward.
 
 use std::fmt;
 

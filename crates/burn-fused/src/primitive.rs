@@ -1,4 +1,4 @@
-//! Ordinary operations on the tensors of any backend, of which operations are composed.
+//! Ordinary operations on the tensors of any backend, from which operations are composed.
 
 use std::ops::Range;
 

@@ -1,5 +1,5 @@
-//! RMSNorm over the last dimension from ordinary operations, x rstd weight, in the type that
-//! computes.
+//! RMSNorm over the last dimension, composed of ordinary operations: x rstd weight, in the
+//! computation type.
 
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::Shape;

@@ -1,9 +1,8 @@
-//! Operations on devices that a server holds, by burn-remote: each travels as one custom operation,
-//! typed numbers beside its tensors, and runs by the server's backend. The tensors stay on their
-//! device.
+//! Operations on served devices, through burn-remote: each is sent as one custom operation, typed
+//! numbers beside its tensors, and runs on the server's backend. The tensors stay on their device.
 //!
-//! Tensors move into the operation. If the client holds no other handle of one, the server's is the
-//! only one, and its backend may overwrite it.
+//! Tensors move into the operation. If the client has no other handle of a tensor, the server's
+//! handle is the only one, and its backend may overwrite the tensor.
 
 use std::fmt;
 

@@ -1,5 +1,5 @@
-//! The native half of the Python package `mrope`: operations of rope-core and rope-ascend
-//! on memory that PyTorch owns. `python/mrope` is its only caller; what users call is there.
+//! The native half of the Python package `mrope`: operations of rope-core and rope-ascend on memory
+//! that PyTorch owns. Its only caller is `python/mrope`, which has the functions for users.
 
 mod cpu;
 mod error;

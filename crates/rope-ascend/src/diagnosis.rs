@@ -1,5 +1,5 @@
-//! The parts of CANN on this machine, the rotation paths that work with them, and what the others
-//! lack.
+//! The parts of CANN on this machine, the rotation paths that work with them, and the parts that
+//! the others lack.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};

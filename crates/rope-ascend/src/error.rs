@@ -1,4 +1,4 @@
-//! Errors, with the data to explain them.
+//! Errors, with the data that explains them.
 
 use std::path::PathBuf;
 

@@ -3,14 +3,14 @@
 //! # Modules
 //!
 //! - [`sys`]: the C interface of the runtime, as declared by the vendor.
-//! - [`loader`]: finding the vendor's libraries, or taking the simulator's functions instead.
+//! - [`loader`]: finds the vendor's libraries, or takes the simulator's functions instead.
 //! - [`safe`]: owned runtime, devices, streams, buffers and kernels.
 //! - [`rope`]: this crate's kernels: rotation of q and k, its adjoint, the gradient of the angles,
 //!   RMSNorm with the rotation, and the rotation on the cube cores.
-//! - [`diagnosis`]: what of all this works here, and what to do about the rest.
+//! - [`diagnosis`]: the parts that work on this machine, and remedies for the others.
 //! - [`aclnn`]: the stock operators, each within its documented limits.
 //!
-//! [`safe::Runtime::open`] returns a [`LoadError`] where CANN is missing.
+//! [`safe::Runtime::open`] returns a [`LoadError`] if CANN is missing.
 
 pub mod aclnn;
 pub mod diagnosis;

@@ -1,7 +1,7 @@
-//! Finding and opening the runtime's libraries.
+//! Finds and opens the runtime's libraries.
 //!
 //! The tables of [`sys`](crate::sys) are filled through a resolver, so the vendor's libraries, the
-//! simulator and a hand-written stub take the same path.
+//! simulator and a hand-written stub use the same path.
 #![allow(
     unsafe_code,
     reason = "opening a library and calling through its symbols is unsafe"

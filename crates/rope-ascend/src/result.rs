@@ -1,9 +1,9 @@
 //! One C call, one `Result`: no ownership, no policy.
 //!
-//! The functions take the table of the runtime and raw handles. Pointers that they write through
-//! are locals; handles are the caller's, and a stale one is the runtime's to refuse. What device
-//! memory may be touched until when is stated where a function queues work. The error of each is
-//! the runtime's, or that the installation lacks the function.
+//! The functions take the runtime's function table and raw handles. Pointers that they write
+//! through are locals; handles are the caller's, and the runtime refuses stale ones. Functions that
+//! queue work state which device memory is in use, and until when. Each error is the runtime's, or
+//! states that the installation lacks the function.
 #![allow(unsafe_code, reason = "each function is one foreign call")]
 
 pub(crate) mod collective;

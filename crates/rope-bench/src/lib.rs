@@ -1,17 +1,17 @@
 //! Measurements of `mrope bench` and their methods: shapes, cases, interleaved sampling, and rows
 //! of results.
 //!
-//! | module | what |
+//! | module | contents |
 //! |---|---|
 //! | [`shapes`] | the only place where benchmark dimensions are written |
 //! | [`cases`] | rotations to time, by name |
-//! | [`memory`] | models whose rotations are counted in memory |
+//! | [`memory`] | models whose rotations are measured in memory |
 //! | [`rotation`] | a case with its tensors, checked against the oracle and its baseline |
 //! | [`norm`] | the same for a case of the norm with the rotation |
-//! | [`timed`] | either, whatever its element type, and several in turns |
-//! | [`sample`] | samples of several contestants, taken in turn |
+//! | [`timed`] | either of these for any element type, and several in turns |
+//! | [`sample`] | alternating samples of several contestants |
 //! | [`rows`] | results, as JSON lines |
-//! | [`names`] | names of implementations in them |
+//! | [`names`] | names of implementations in results |
 
 pub mod cases;
 pub mod memory;

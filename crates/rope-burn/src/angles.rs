@@ -1,4 +1,4 @@
-//! cos and sin of a step: as a tensor, gathered from tables on the host and on devices.
+//! cos and sin of a step as a tensor, gathered from tables on the host and on devices.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,42 +9,43 @@ use rope_core::{CosSinTable, LaneMap, Positions, Real, RopeError, TokenAngles};
 use crate::backends;
 use crate::error::{Result, RotaryError};
 
-/// cos and sin for the tokens of a step, made once and shared by all layers.
+/// cos and sin for the tokens of a step, computed once and shared by all layers.
 ///
-/// From [`Rotary::angles`](crate::Rotary::angles), in f64 from
-/// [`Rotary::try_angles_for`](crate::Rotary::try_angles_for), from angles made on the host, or from
-/// tensors of one's own: where those require gradients, the backward makes them, and keeps q and k
-/// for it. Cloning shares the tensor.
+/// [`Rotary::angles`](crate::Rotary::angles) computes them, in f64
+/// [`Rotary::try_angles_for`](crate::Rotary::try_angles_for). They can also come from angles
+/// computed on the host, or from custom tensors. If custom tensors require gradients, the backward
+/// computes these, and the graph keeps q and k for it. Cloning shares the tensor.
 ///
 /// # Angles per head
-/// Each head may have its own (LTX-2, Mochi, RoPE-Mixed): they take as many times the memory, and
-/// each is read for one head. Every backend rotates such heads as tokens of one head, by the
-/// kernels that it has. In layouts with heads outside tokens or samples inside them
-/// ([`Layout::Bnsd`], [`Layout::Sbnd`]), and for other views, the tensor is copied first, unless it
-/// is a view of tokens with their heads together, as a projection makes them.
+/// Each head may have separate angles (LTX-2, Mochi, RoPE-Mixed). Their memory grows with the
+/// number of heads, and each row is read for one head. Every backend rotates such heads as tokens
+/// of one head, with its ordinary kernels. In layouts with heads outside tokens or samples inside
+/// them ([`Layout::Bnsd`], [`Layout::Sbnd`]), and for other views, the tensor is copied first,
+/// unless it is a view of tokens with adjacent heads, as from a projection.
 ///
 /// [`Layout::Bnsd`]: rope_core::Layout::Bnsd
 /// [`Layout::Sbnd`]: rope_core::Layout::Sbnd
 #[derive(Clone, Debug)]
 pub struct RotaryAngles {
-    /// As [`rows`](Self::rows) returns them: `heads` divides their number.
+    /// The result of [`rows`](Self::rows); `heads` divides their number.
     pub(crate) rows: Tensor<2>,
-    /// Rows of a token: 1, or the heads that have their own.
+    /// Rows per token: 1, or the number of heads with separate angles.
     heads: usize,
 }
 
 impl RotaryAngles {
-    /// cos and sin of one's own, `[tokens, lanes]` each; gradients reach both.
+    /// Takes custom cos and sin, `[tokens, lanes]` each; gradients reach both.
     ///
     /// # Errors
-    /// [`RotaryError::AngleDType`], [`RopeError::AngleShape`] if sin differs from cos.
+    /// [`RotaryError::AngleDType`], [`RopeError::AngleShape`] if the shape of sin differs from that
+    /// of cos.
     pub fn from_cos_sin(cos: Tensor<2>, sin: Tensor<2>) -> Result<Self> {
         // burn takes a 0 in a shape for the size that was there: such are refused first.
         expect_alike(&cos, &sin)?;
         Self::per_head(cos.unsqueeze_dim(1), sin.unsqueeze_dim(1))
     }
 
-    /// cos and sin of one's own for each head, `[tokens, heads, lanes]` each; gradients reach both.
+    /// Takes custom cos and sin for each head, `[tokens, heads, lanes]` each; gradients reach both.
     ///
     /// # Errors
     /// As [`from_cos_sin`](Self::from_cos_sin); [`RopeError::AngleShape`] without a head or a lane.
@@ -55,15 +56,16 @@ impl RotaryAngles {
         Ok(Self { rows, heads })
     }
 
-    /// cos and sin of positions and frequencies that may be learned, each head's angles mixed from
-    /// all axes:
+    /// Computes cos and sin from positions and frequencies, either of which may be learned. Each
+    /// head's angles mix all axes:
     ///
-    /// angle\[token, head, lane\] = sum over axes of position\[axis, token\] *
-    /// frequency\[axis, head, lane\]
+    /// angle\[token, head, lane\] = sum over axes of position\[axis, token\] * frequency\[axis,
+    /// head, lane\]
     ///
-    /// Gradients reach the frequencies, summed over tokens, and the positions, summed over heads
-    /// and lanes, where they require any. With one head, all heads of q and k share the angles.
-    /// [`TokenAngles::per_head`] makes the same angles in f64, where frequencies are not learned.
+    /// If required, gradients reach the frequencies, summed over tokens, and the positions, summed
+    /// over heads and lanes. With one head, all heads of q and k share the angles.
+    /// [`TokenAngles::per_head`] computes the same angles in f64 for frequencies that are not
+    /// learned.
     ///
     /// # Shapes
     /// positions `[axes, tokens]`, frequencies `[axes, heads, lanes]`, both in f32 or f64
@@ -72,12 +74,13 @@ impl RotaryAngles {
     /// frequencies in radians per unit of the positions
     ///
     /// # Memory
-    /// The graph keeps the angles, one number for each, beside cos and sin, and what the rotation
-    /// keeps for [learned angles](Self).
+    /// The graph keeps the angles, one number each, beside cos and sin, and the tensors that the
+    /// rotation keeps for [learned angles](Self).
     ///
     /// # Numerics
-    /// Products, sums, cos and sin in the tensors' type: in f32 an angle of 1000 radians is off by
-    /// up to 6e-5. GPUs that are programmed by shaders (Vulkan, wgpu) have no cos and sin of f64.
+    /// Products, sums, cos and sin are computed in the tensors' type: in f32, the error of an angle
+    /// of 1000 radians is up to 6e-5. Shader-based GPU backends (Vulkan, wgpu) have no cos and sin
+    /// in f64.
     ///
     /// # Errors
     /// [`RopeError::PositionAxes`], [`RopeError::HeadFrequencies`] without an axis, a head or a
@@ -134,7 +137,7 @@ impl RotaryAngles {
         Self::per_head(angle.clone().cos(), angle.sin())
     }
 
-    /// Angles made on the host, shared by all heads or per head, as a tensor on `device`.
+    /// Copies angles computed on the host, shared by all heads or per head, to `device`.
     pub fn upload<A: Real + Element>(angles: TokenAngles<A>, device: &Device) -> Self {
         let heads = angles.heads().unwrap_or(1);
         let shape = [angles.tokens() * heads, 2 * angles.lanes()];
@@ -144,15 +147,15 @@ impl RotaryAngles {
         Self { rows, heads }
     }
 
-    /// `[tokens, 2 * lanes]`: each token's cosines, then its sines, attention scaling included, in
-    /// f32 (f64 to rotate f64 tensors). Lanes are the pairs, or for a per-channel axis layout all
-    /// first members, then all second members. Per head: `[tokens * heads, 2 * lanes]`, the heads
-    /// of a token one after the other.
+    /// Returns `[tokens, 2 * lanes]`: each token's cosines, then its sines, attention scaling
+    /// included, in f32 (f64 to rotate f64 tensors). Lanes are the pairs, or for a per-channel axis
+    /// layout all first members, then all second members. Angles per head are `[tokens * heads, 2 *
+    /// lanes]`, with the heads of a token adjacent.
     pub fn rows(&self) -> Tensor<2> {
         self.rows.clone()
     }
 
-    /// The angles as parameters: [`rows`](Self::rows) gets a gradient.
+    /// Makes the angles parameters: [`rows`](Self::rows) receives a gradient.
     #[must_use]
     pub fn require_grad(self) -> Self {
         Self {
@@ -161,17 +164,18 @@ impl RotaryAngles {
         }
     }
 
-    /// The number of tokens served.
+    /// Returns the number of tokens.
     pub fn tokens(&self) -> usize {
         self.rows.dims()[0] / self.heads
     }
 
-    /// Rows of a token: 1 if all heads share them, else the heads of the tensors that they are for.
+    /// Returns the rows per token: 1 if all heads share the angles, else the number of heads of the
+    /// tensors to rotate.
     pub fn heads(&self) -> usize {
         self.heads
     }
 
-    /// The type that cos and sin are kept in.
+    /// Returns the element type of cos and sin.
     pub fn dtype(&self) -> DType {
         self.rows.dtype()
     }
@@ -179,27 +183,27 @@ impl RotaryAngles {
 
 /// A module's tables, shared by its clones.
 ///
-/// A device whose memory is not the host's gets a copy of the table after it has received as many
-/// rows of angles as the table has. From then on a step sends its position ids alone, and no
-/// sequence of steps sends more than three times what the rows alone would be.
+/// A device with separate memory receives a copy of the table once it has received as many rows of
+/// angles as the table has. From then on a step sends only its position ids, and no sequence of
+/// steps sends more than three times the bytes of the rows alone.
 ///
-/// Rows are computed and gathered on the threads of the pool, and a thread that waits for the pool
-/// may be given other work that asks for angles: so the locks are held only to read and to replace.
+/// Rows are computed and gathered on the threads of the pool. A thread that waits for the pool may
+/// run other work that requests angles, so the locks are held only to read and to replace.
 pub(crate) struct Tables {
-    /// Complete: a longer table replaces it when all its rows are there.
+    /// Always complete: a longer table replaces it once all rows are computed.
     host: Mutex<Arc<CosSinTable>>,
     copies: Mutex<Vec<Copy>>,
     budget_bytes: usize,
 }
 
-/// The host's table, without its values: modules that hold one are printed.
+/// Prints the host's table without its values, for the output of modules.
 impl fmt::Debug for Tables {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         lock(&self.host).fmt(f)
     }
 }
 
-/// Locks, also after a panic: the guarded value is replaced as a whole, so nothing is half made.
+/// Locks, even after a panic: the guarded value is replaced as a whole, so it is never incomplete.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -212,7 +216,7 @@ struct Copy {
     received: usize,
     /// `[positions, 2 * lanes]`: each lane's cosine, then each lane's sine.
     rows: Option<Tensor<2>>,
-    /// For each axis but the first, `[1, 2 * lanes]`: the columns that it drives.
+    /// For each axis except the first, `[1, 2 * lanes]`: the columns that it drives.
     columns: Vec<Tensor<2, Bool>>,
 }
 
@@ -235,7 +239,7 @@ impl Copy {
         }
     }
 
-    /// The rows of the tokens at `positions`: each axis's, and of those the columns that it drives.
+    /// Gathers the rows of the tokens at `positions`: for each axis, the columns that it drives.
     ///
     /// # Errors
     /// Those of [`Positions::axis`].
@@ -265,7 +269,7 @@ impl Tables {
         }
     }
 
-    /// The angles of the tokens at `positions`.
+    /// Computes the angles of the tokens at `positions`.
     ///
     /// # Errors
     /// Those of [`CosSinTable::grow_to`] and [`TokenAngles::gather`].
@@ -284,7 +288,7 @@ impl Tables {
         Ok(RotaryAngles::upload(angles, device))
     }
 
-    /// The host's table, with the row of `position`.
+    /// Returns the host's table, grown to the row of `position`.
     ///
     /// # Errors
     /// Those of [`CosSinTable::grow_to`].
@@ -303,7 +307,7 @@ impl Tables {
         Ok(longer)
     }
 
-    /// The rows that the device gathers itself; none before it has the table.
+    /// Returns the rows that the device gathers, or none before it has the table.
     fn on_device(
         &self,
         table: &CosSinTable,
@@ -354,7 +358,7 @@ impl Tables {
     }
 }
 
-/// Checks that sin has the type and the sizes of cos, and that a token has angles.
+/// Checks that sin has the type and sizes of cos, and that a token has angles.
 fn expect_alike<const D: usize>(cos: &Tensor<D>, sin: &Tensor<D>) -> Result<()> {
     let (dims, found) = (cos.dims(), sin.dtype());
     if found != cos.dtype() {

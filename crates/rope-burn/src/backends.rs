@@ -10,7 +10,7 @@ burn_fused::reaches!(
     Remote: cfg(feature = "remote"),
 );
 
-/// True if a device's memory is the host's, so that nothing has to be sent there.
+/// True if a device shares the host's memory, so that nothing must be sent to it.
 pub(crate) fn in_host_memory(device: &Device) -> bool {
     match device.clone().inner().as_dispatch() {
         #[cfg(feature = "cube")]

@@ -9,48 +9,48 @@ use crate::rotary::sizes;
 /// The result of this crate's functions.
 pub type Result<T, E = RotaryError> = std::result::Result<T, E>;
 
-/// Errors of a call beyond those of shapes, angles and positions in [`RopeError`], and of types and
-/// devices in [`OpError`].
+/// Errors of a call. [`RopeError`] has those of shapes, angles and positions, [`OpError`] those of
+/// types and devices.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RotaryError {
-    /// A specification, a shape or positions are wrong.
+    /// An invalid specification, shape or position.
     #[error(transparent)]
     Rope(#[from] RopeError),
     /// Types, devices, or numbers from another version.
     #[error(transparent)]
     Op(#[from] OpError),
-    /// Angles in a type that would lose precision, or that the kernels do not compute in.
+    /// Angles in a type that would lose precision, or that the kernels do not support.
     #[error(
         "{what}: found {found:?}, expected {expected:?}: angles keep the type that is computed in; \
          Rotary::try_angles_for makes them for a type"
     )]
     AngleDType {
-        /// The angles, or a part of them.
+        /// The angles, or the part of them.
         what: &'static str,
         /// Their type.
         found: DType,
-        /// The type that they must have for the tensors to rotate.
+        /// The type required for the tensors to rotate.
         expected: DType,
     },
-    /// A tensor of another rank than its layout.
+    /// A tensor whose rank differs from its layout's.
     #[error("{what} has {found} dimensions, layout {layout:?} has {expected}")]
     Rank {
         /// The tensor.
         what: &'static str,
         /// The layout.
         layout: Layout,
-        /// Its dimensions.
+        /// The layout's number of dimensions.
         expected: usize,
-        /// The tensor's dimensions.
+        /// The tensor's number of dimensions.
         found: usize,
     },
-    /// Batches or tokens that disagree, with the sizes that the layout reads.
+    /// Batches or tokens that disagree, with the sizes read from the layout.
     #[error("{source}; {reading}")]
     Layout {
         /// The disagreement.
         source: Box<RopeError>,
-        /// The heads and tokens that the layout reads from the shapes.
+        /// The heads and tokens that the layout implies for the shapes.
         reading: String,
     },
     /// Position ids on a device that could not be read back.
@@ -61,7 +61,7 @@ pub enum RotaryError {
     },
 }
 
-/// The heads and tokens that a layout reads from the shapes of q and k, and the layout of tensors in
+/// States the heads and tokens that a layout implies for the shapes of q and k, and the layout for
 /// the other usual order.
 pub(crate) fn reading(layout: Layout, q: &[usize], k: Option<&[usize]>) -> String {
     let read = |name: &str, shape: &[usize]| match sizes(layout, shape) {

@@ -1,5 +1,5 @@
-//! Heads with angles of their own, as tokens of one head: so every backend's kernels, forward and
-//! backward, rotate them as they are.
+//! Heads with separate angles, as tokens of one head: every backend's kernels, forward and
+//! backward, can then rotate them unchanged.
 
 use burn::tensor::Tensor;
 use rope_core::{HeadsLayout, Layout, RopeError};
@@ -8,14 +8,14 @@ use crate::angles::RotaryAngles;
 use crate::error::Result;
 use crate::rotary::RotaryOp;
 
-/// A rotation of tensors whose heads have angles of their own.
+/// A rotation of tensors whose heads have separate angles.
 pub(crate) struct HeadsAsTokens {
     op: RotaryOp,
     heads: HeadsLayout,
 }
 
 impl HeadsAsTokens {
-    /// Checks what the rotation of the flattened tensors cannot see.
+    /// Checks the properties that the rotation of the flattened tensors cannot see.
     ///
     /// # Errors
     /// [`RotaryError::Rank`](crate::RotaryError::Rank); [`RopeError::ShapeMismatch`] if q, k and
@@ -43,7 +43,7 @@ impl HeadsAsTokens {
         Ok(Self { op, heads })
     }
 
-    /// The rotation of what [`flatten`](Self::flatten) returns.
+    /// Returns the rotation of the result of [`flatten`](Self::flatten).
     pub(crate) fn op(&self) -> RotaryOp {
         RotaryOp {
             layout: Layout::Bsnd,
@@ -51,8 +51,8 @@ impl HeadsAsTokens {
         }
     }
 
-    /// `[batch, seq * heads, 1, head_dim]`, in the tensor's memory if it holds tokens with their
-    /// heads together, without gaps.
+    /// Reshapes to `[batch, seq * heads, 1, head_dim]`, without a copy if the heads of each token
+    /// are adjacent and there are no gaps.
     pub(crate) fn flatten<const D: usize>(&self, x: Tensor<D>) -> Tensor<4> {
         let HeadsLayout {
             batch,
@@ -64,7 +64,7 @@ impl HeadsAsTokens {
         self.exchange(x).reshape([batch, seq * heads, 1, head_dim])
     }
 
-    /// The inverse of [`flatten`](Self::flatten).
+    /// Inverts [`flatten`](Self::flatten).
     pub(crate) fn restore<const D: usize>(&self, x: Tensor<4>) -> Tensor<D> {
         let sizes = [
             self.heads.batch,
@@ -77,7 +77,7 @@ impl HeadsAsTokens {
         self.exchange(x.reshape(sizes))
     }
 
-    /// To samples, tokens, heads and channels in this order, and back.
+    /// Permutes the dimensions to samples, tokens, heads and channels, or back.
     fn exchange<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         match self.op.layout {
             Layout::Bsnd | Layout::Tnd => x,

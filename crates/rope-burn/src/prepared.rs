@@ -6,18 +6,18 @@ use crate::rotary::RotaryOp;
 
 /// A backend's tensor of heads.
 pub trait HeadsTensor: Sized {
-    /// Its sizes and strides, if the kernels can follow them.
+    /// Returns the sizes and strides, if the kernels can follow them.
     fn heads_layout(&self, layout: Layout) -> Option<HeadsLayout>;
-    /// Itself, or a copy without gaps if it has any.
+    /// Returns the tensor, or a copy without gaps if it has any.
     fn into_contiguous(self) -> Self;
-    /// True if nothing else holds its memory.
+    /// True if nothing else holds the tensor's memory.
     fn is_unique(&self) -> bool;
-    /// A new tensor of the same shape and type, whatever its elements are.
+    /// Allocates a tensor of the same shape and type, with arbitrary elements.
     fn empty_like(&self) -> Self;
 }
 
-/// A tensor that a kernel reads by its strides, and the tensor that it writes: the same if nothing
-/// else holds it, else a new one.
+/// A tensor that a kernel reads by its strides, and the tensor that it writes: the same one if
+/// nothing else holds it, else a new one.
 #[derive(Debug)]
 pub struct PreparedTensor<T> {
     /// The tensor to read.
@@ -29,10 +29,11 @@ pub struct PreparedTensor<T> {
 }
 
 impl<T: HeadsTensor> PreparedTensor<T> {
-    /// A tensor to read or to overwrite; a copy where the kernels cannot follow its strides.
+    /// Prepares a tensor to read or to overwrite, or a copy if the kernels cannot follow its
+    /// strides.
     ///
     /// # Panics
-    /// If it has another rank than the layout: [`RotaryOp::check`] reports that.
+    /// If the tensor's rank differs from the layout's; [`RotaryOp::check`] reports this.
     pub fn readable(x: T, op: &RotaryOp) -> Self {
         let (source, from) = match x.heads_layout(op.layout) {
             Some(from) => (x, from),
@@ -45,7 +46,7 @@ impl<T: HeadsTensor> PreparedTensor<T> {
         }
     }
 
-    /// A tensor to overwrite where that changes nothing else.
+    /// Prepares a tensor to overwrite if nothing else holds it, and else allocates an output.
     ///
     /// # Panics
     /// As [`readable`](Self::readable).
@@ -57,17 +58,17 @@ impl<T: HeadsTensor> PreparedTensor<T> {
         prepared
     }
 
-    /// True if nothing else holds the tensor, and no two of its elements are one.
+    /// True if nothing else holds the tensor, and no two of its elements share memory.
     pub fn may_be_overwritten(&self) -> bool {
         self.source.is_unique() && self.from.is_injective()
     }
 
-    /// Writes to a new tensor.
+    /// Allocates a new tensor to write.
     pub fn allocate_output(&mut self, op: &RotaryOp) {
         self.target = Some(contiguous(self.source.empty_like(), op));
     }
 
-    /// The tensor that was written.
+    /// Returns the written tensor.
     pub fn into_output(self) -> T {
         self.target.map_or(self.source, |(target, _)| target)
     }

@@ -23,19 +23,20 @@ pub(crate) struct CompareArgs {
     #[arg(value_name = "A", value_hint = ValueHint::FilePath)]
     left: PathBuf,
 
-    /// Another one of the same step, which is compared with it
+    /// Another record of the same step, to compare with A
     #[arg(value_name = "B", value_hint = ValueHint::FilePath)]
     right: PathBuf,
 
-    /// File for a picture: relative differences by layer and part
+    /// File for a plot of the relative differences by layer and part
     #[arg(long, value_name = "FILE")]
     picture: Option<PathBuf>,
 
-    /// Print every item, not the sum of each stage alone
+    /// Print every item, not only the sum of each stage
     #[arg(long)]
     all: bool,
 
-    /// One JSON object: equal, suspicion (fault, place, because), first, losses, settings, items
+    /// Print one JSON object: equal, suspicion (fault, place, because), first, losses, settings,
+    /// items
     #[arg(long, conflicts_with = "all")]
     json: bool,
 }

@@ -10,15 +10,15 @@ use serde_json::{Value, json};
 use crate::device::Device;
 use crate::stdio::stdout;
 
-/// Check which parts of CANN are installed, which rotation paths work, and how to fix the rest
+/// Check the installed parts of CANN and the working rotation paths, and how to fix the rest
 ///
 /// Missing parts are a result, not an error: the exit code is 0 without CANN and without a device.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct DoctorArgs {
-    /// ascend (the installed CANN), or ascend-sim (the simulated NPU).
+    /// Device: ascend (the installed CANN), or ascend-sim (the simulated NPU).
     #[arg(long, default_value = "ascend")]
     device: Device,
-    /// One JSON object.
+    /// Print one JSON object.
     #[arg(long)]
     json: bool,
 }

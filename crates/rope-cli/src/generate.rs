@@ -30,15 +30,15 @@ const WAITED: usize = 8;
 /// Options of `mrope generate`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct GenerateArgs {
-    /// Folder of the model: config.json, weights, tokenizer, chat template, preprocessor
+    /// Model folder: config.json, weights, tokenizer, chat template, preprocessor
     #[arg(value_hint = ValueHint::DirPath)]
     folder: PathBuf,
 
-    /// Folder of an adapter that stands beside the weights
+    /// Adapter folder, applied beside the weights
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     adapter: Option<PathBuf>,
 
-    /// Take an adapter that records another checkpoint; its names and shapes must still fit
+    /// Accept an adapter that records another checkpoint; its names and shapes must still fit
     #[arg(long, requires = "adapter")]
     any_base: bool,
 
@@ -46,7 +46,7 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with = "data", value_hint = ValueHint::FilePath)]
     image: Vec<PathBuf>,
 
-    /// The user's text
+    /// Text of the user's message
     #[arg(
         long,
         value_name = "TEXT",
@@ -55,37 +55,37 @@ pub(crate) struct GenerateArgs {
     )]
     prompt: Option<String>,
 
-    /// The text of the system's message before the prompt
+    /// Text of the system message before the prompt
     #[arg(long, value_name = "TEXT", conflicts_with = "data")]
     system: Option<String>,
 
-    /// Conversations whose last answers are generated and shown beside those of the file
+    /// Conversations whose last answers to generate and print beside the file's
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     data: Option<PathBuf>,
 
-    /// Conversations of --data that are answered, from the first [default: all]
+    /// Number of conversations of --data to answer, from the first [default: all]
     #[arg(long, value_parser = count_in(1..=usize::MAX), requires = "data")]
     limit: Option<usize>,
 
-    /// Conversations that are answered at once
+    /// Conversations per batch
     #[arg(long, default_value_t = 4, value_parser = count_in(1..=65_536))]
     batch: usize,
 
-    /// The most tokens of an answer
+    /// Most tokens per answer
     #[arg(long, value_name = "TOKENS", default_value_t = 256)]
     #[arg(value_parser = count_in(1..=MAX_TOKENS))]
     max_new: usize,
 
-    /// Draw tokens, from logits divided by it; without, the most likely one is taken
+    /// Sample tokens from logits divided by this; without it, take the most likely token
     #[arg(long)]
     temperature: Option<f64>,
 
-    /// Draw from this many most likely tokens [default: all]
+    /// Sample from this number of most likely tokens [default: all]
     #[arg(long, value_name = "TOKENS", requires = "temperature")]
     #[arg(value_parser = count_in(1..=MAX_TOKENS))]
     top_k: Option<usize>,
 
-    /// Draw from the most likely tokens that have this probability together
+    /// Sample from the most likely tokens with this total probability
     #[arg(
         long,
         value_name = "SHARE",
@@ -94,12 +94,12 @@ pub(crate) struct GenerateArgs {
     )]
     top_p: f64,
 
-    /// Seed of what is drawn
+    /// Seed of the samples
     #[arg(long, default_value_t = 0, value_parser = seed())]
     seed: u64,
 
-    /// Logits above 0 of tokens that are there already are divided by it, others multiplied
-    /// [default: as generation_config.json has it, else 1]
+    /// Penalty of tokens already present: divides their logits above 0, multiplies others [default:
+    /// that of generation_config.json, else 1]
     #[arg(long, value_name = "FACTOR")]
     repetition_penalty: Option<f64>,
 
@@ -111,15 +111,15 @@ pub(crate) struct GenerateArgs {
     #[command(flatten)]
     token: TokenArgs,
 
-    /// The type of weights and activations
+    /// Type of weights and activations
     #[arg(long, value_enum, default_value_t = Precision::F32)]
     precision: Precision,
 
-    /// The largest area of a resized picture in pixels [default: the folder's]
+    /// Largest area of a resized picture in pixels [default: the folder's]
     #[arg(long, value_name = "PIXELS", value_parser = clap::value_parser!(u64).range(1..))]
     max_pixels: Option<u64>,
 
-    /// One JSON object a line: line, reference (of --data), answer, tokens
+    /// Print one JSON object per line: line, reference (of --data), answer, tokens
     #[arg(long)]
     json: bool,
 }

@@ -27,7 +27,7 @@ use crate::verify::counted;
 #[derive(Args, Clone, Debug)]
 pub(crate) struct GradcheckArgs {
     /// Check these dumps of another program's rotation instead: files of q, q_out, gq and dq, and
-    /// of k, named as mrope verify --format says. Any rotation will do.
+    /// of k, named as in mrope verify --format. Any rotation is accepted.
     #[arg(value_name = "DUMP")]
     #[arg(conflicts_with_all = ["filter", "list", "device", "path", "token_file"])]
     dumps: Vec<PathBuf>,
@@ -42,8 +42,8 @@ pub(crate) struct GradcheckArgs {
     /// Print a line per check instead of a summary.
     #[arg(long)]
     verbose: bool,
-    /// One JSON object per check and line: case, check, engine, dtype, max_error, tolerance, pass;
-    /// skipped where a stock operator does not take the case, or a GPU the element type.
+    /// Print one JSON object per check and line: case, check, engine, dtype, max_error, tolerance,
+    /// pass; skipped if a stock operator lacks the case, or a GPU the element type.
     #[arg(long)]
     json: bool,
 }

@@ -1,6 +1,6 @@
 //! `mrope`: trains a multimodal model with rotary position embedding, and checks rotations.
 //!
-//! A library, so that tests of the workspace can ask for its features.
+//! It is a library so that tests of the workspace can enable its features.
 
 #![deny(clippy::print_stderr, clippy::print_stdout)]
 
@@ -69,10 +69,10 @@ enum Command {
     /// Compare two recorded steps, layer by layer
     #[command(long_about = COMPARE_ABOUT)]
     Compare(compare::CompareArgs),
-    /// Let a model answer
+    /// Let a model answer prompts
     #[command(long_about = GENERATE_ABOUT, after_help = GENERATE_EXAMPLES)]
     Generate(Box<generate::GenerateArgs>),
-    /// Add adapters to the weights that they were trained beside
+    /// Merge adapters into the weights of their base model
     #[command(long_about = MERGE_ABOUT)]
     Merge(merge::MergeArgs),
     Verify(verify::VerifyArgs),
@@ -82,7 +82,7 @@ enum Command {
     Gradcheck(gradcheck::GradcheckArgs),
     #[cfg(feature = "ascend")]
     Serve(serve::ServeArgs),
-    /// Let programs on other machines compute on this machine's device (--features ascend)
+    /// Serve this machine's device to programs on other machines (--features ascend)
     #[cfg(not(feature = "ascend"))]
     #[command(after_help = SERVE_ELSEWHERE)]
     Serve(UnusedArgs),
@@ -232,9 +232,9 @@ pub fn main() -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// The command and all below it. -3 is a number to them, not an option that does not exist: the
-/// message then says which numbers are expected. `--help` is compact, with an option in a line or
-/// two, below the whole description.
+/// Configures the command and its subcommands. They read -3 as a number, not as an unknown option,
+/// so the message states the expected numbers. `--help` is compact: the whole description, then
+/// each option in a line or two.
 fn parser(command: clap::Command) -> clap::Command {
     let takes_value = |arg: &clap::Arg| !arg.is_positional() && arg.get_action().takes_values();
     let about = command.get_long_about().or(command.get_about()).cloned();

@@ -20,24 +20,24 @@ const MUCH: f64 = 0.5;
 /// Options of `mrope merge`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct MergeArgs {
-    /// Folder of the model that the adapter was trained beside
+    /// Folder of the adapter's base model
     #[arg(value_hint = ValueHint::DirPath)]
     folder: PathBuf,
 
-    /// Folder of an adapter: adapter_config.json and adapter_model.safetensors. Several times for
-    /// several adapters, which are added in this order
+    /// Adapter folder: adapter_config.json and adapter_model.safetensors. Repeat it for several
+    /// adapters, which are added in this order
     #[arg(long, value_name = "DIR", required = true, value_hint = ValueHint::DirPath)]
     adapter: Vec<PathBuf>,
 
-    /// Factor of each adapter's effect, separated by commas [default: 1 for each]
+    /// Factors of the adapters' effects, separated by commas [default: 1 for each]
     #[arg(long, value_name = "NUMBERS", value_delimiter = ',', value_parser = factor)]
     weights: Vec<f64>,
 
-    /// Folder of the merged model, which does not exist yet
+    /// Folder for the merged model, which must not exist yet
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
 
-    /// Take an adapter that records another checkpoint; its names and shapes must still fit
+    /// Accept an adapter that records another checkpoint; its names and shapes must still fit
     #[arg(long)]
     any_base: bool,
 }

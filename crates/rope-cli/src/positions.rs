@@ -22,21 +22,21 @@ const FORMAT: &str = include_str!("positions/format.txt");
 
 /// Print and draw the position ids (time, height, width) of a prompt
 ///
-/// A table of the prompt's parts with the ids on each axis; `--tokens` for every token, `--svg` for
-/// a picture: the ids over the sequence, and each grid as heat maps.
+/// Prints a table of the prompt's parts with the ids on each axis. `--tokens` prints every token;
+/// `--svg` draws the ids over the sequence, and each grid as heat maps.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = FORMAT)]
 pub(crate) struct PositionsArgs {
     /// Segments, or one JSON file.
     #[arg(required = true, value_name = "SEGMENT|FILE")]
     prompt: Vec<String>,
-    /// Model type of Hugging Face whose rules apply. Default: the file's, or `qwen2_vl`.
+    /// Hugging Face model type whose rules apply. Default: the file's, or `qwen2_vl`.
     #[arg(long, value_name = "MODEL_TYPE")]
     model: Option<String>,
     /// A config.json to take the rules from instead.
     #[arg(long, value_name = "FILE", conflicts_with = "model")]
     config: Option<PathBuf>,
-    /// Ids as designed, or as a version of transformers computes them (they differ in places).
+    /// Ids as designed, or as computed by a version of transformers (some differ).
     #[arg(long, value_enum, default_value_t = Version::Default)]
     version: Version,
     /// Text tokens before each frame of a video, in families with a block per frame.
@@ -46,7 +46,7 @@ pub(crate) struct PositionsArgs {
     /// Print a row per token.
     #[arg(long)]
     tokens: bool,
-    /// One JSON object: model, position_ids as 3 rows of ids (fractions where the version has
+    /// Print one JSON object: model, position_ids as 3 rows of ids (fractions where the version has
     /// them), kinds, cu_seqlens, rope_deltas, departures from the rule, and parts.
     #[arg(long, conflicts_with = "tokens")]
     json: bool,
@@ -76,7 +76,7 @@ impl PositionsArgs {
 /// The rule or release whose ids are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Version {
-    /// The rule that the models were designed with
+    /// The rule by which the models were designed
     Default,
     /// transformers 4.57
     #[value(name = "4.57", alias = "4.57.6")]

@@ -41,23 +41,23 @@ Where the system cannot filter sockets (other than Linux, or Linux that forbids
 it), they can fill the server's memory through its inner port on 127.0.0.1:
 serve only among users you trust. RUST_LOG=off silences burn's log.";
 
-/// Let programs on other machines compute on this machine's device
+/// Serve this machine's device to programs on other machines
 ///
-/// Tensors stay in the device's memory: a client sends which operations to run, and receives what
-/// it reads. Its program is the same as for a local device: `mrope train`, `mrope verify`, or any
-/// burn program with a remote device. A client must present the server's token. Stop it with
-/// Ctrl+C.
+/// Tensors stay in the device's memory: a client sends operations, and receives only the tensors
+/// that it reads. Its program is the same as for a local device: `mrope train`, `mrope verify`, or
+/// any burn program with a remote device. A client must present the server's token. Stop the server
+/// with Ctrl+C.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ServeArgs {
-    /// Devices to serve: ascend (the first NPU), ascend:N, ascend-sim (a simulated NPU), or cpu. Of
-    /// several, a client chooses one by its index: remote:URL#1 is the second.
+    /// Devices to serve: ascend (the first NPU), ascend:N, ascend-sim (a simulated NPU), or cpu. A
+    /// client chooses one of several by index: remote:URL#1 is the second.
     #[arg(long, default_value = "ascend")]
     device: Vec<Device>,
-    /// Address to listen on. Other machines cannot reach 127.0.0.1; port 0 takes a free port.
+    /// Address to listen on. Other machines cannot reach 127.0.0.1; port 0 selects a free port.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:3000")]
     bind: SocketAddr,
-    /// The file with the token. If it is missing, it is created with a new token, for its owner alone
+    /// File with the token. If missing, it is created with a new token, readable only by its owner
     /// [default: the variable MROPE_TOKEN, else mrope.token]
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,

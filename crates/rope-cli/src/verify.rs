@@ -38,9 +38,9 @@ Examples:
 ///
 /// Rotates the q and k of each file, computes their gradients, and compares both with the values in
 /// the file: one row per tensor and element type. A folder with config.json, inputs.safetensors and
-/// expected.safetensors is a model, whose activations, logits, gradients and training losses are
-/// compared. Where values differ, known mistakes are tried and the one that explains them is named.
-/// The exit code is 1 if anything is out of tolerance or cannot be read.
+/// expected.safetensors is a model; its activations, logits, gradients and training losses are
+/// compared. If values differ, the command tries known mistakes and names the one that explains
+/// them. The exit code is 1 if anything is out of tolerance or cannot be read.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct VerifyArgs {
@@ -51,7 +51,7 @@ pub(crate) struct VerifyArgs {
     #[arg(long, exclusive = true)]
     format: bool,
     /// Implementation to check: best (the widest CPU kernel; all on a device), all, or a name or
-    /// part of one, as cpu, portable, avx2, burn-fused, burn-composed, kernels, npu_mrope.
+    /// part of one, such as cpu, portable, avx2, burn-fused, burn-composed, kernels, npu_mrope.
     #[arg(long, default_value = "best", value_name = "NAME")]
     engine: String,
     /// Rotation in model folders, which compute on the device.
@@ -59,10 +59,11 @@ pub(crate) struct VerifyArgs {
     rotary: RotaryChoice,
     #[command(flatten)]
     device: DeviceArgs,
-    /// Print every row. Without it, a file of many rows prints those that fail and the largest others.
+    /// Print every row. Without it, a file with many rows prints those that fail and the largest
+    /// others.
     #[arg(long, conflicts_with = "json")]
     verbose: bool,
-    /// One JSON object per row and line, with the fields that --format lists.
+    /// Print one JSON object per row and line, with the fields that --format lists.
     #[arg(long)]
     json: bool,
 }

@@ -1,5 +1,5 @@
-//! The lane map: axis and frequency of each lane, compiled from an axis layout. Kernels know no
-//! more of axes than this.
+//! The lane map: axis and frequency of each lane, compiled from an axis layout. It is all that
+//! kernels know of axes.
 
 use serde::{Deserialize, Serialize};
 

@@ -4,30 +4,30 @@
 //!
 //! | word | meaning | type |
 //! |---|---|---|
-//! | specification | everything that a configuration says about rotation | [`RotarySpec`] |
-//! | pairing | which channels of a head form a pair | [`Pairing`] |
-//! | axis layout | which position axis (T, H, W, ...) drives which pair | [`AxisLayout`] |
+//! | specification | everything that a configuration states about rotation | [`RotarySpec`] |
+//! | pairing | the channels of a head that form a pair | [`Pairing`] |
+//! | axis layout | the position axis (T, H, W, ...) that drives each pair | [`AxisLayout`] |
 //! | frequencies | theta and its scaling, or a list: radians per token | [`Frequencies`] |
-//! | lane | one angle of a token: one per pair, two where its members differ | [`Lane`] |
+//! | lane | one angle of a token: one per pair, or two if its members differ | [`Lane`] |
 //! | lane map | axis and frequency of each lane, compiled from the axis layout | [`LaneMap`] |
-//! | geometry | which channels are rotated, and how they pair: all a kernel knows | [`Geometry`] |
+//! | geometry | the rotated channels and their pairing: all that a kernel knows | [`Geometry`] |
 //! | positions | ids or real numbers, `[axes, tokens]` | [`Positions`] |
 //! | table | cos and sin of every position from 0, grown on demand | [`CosSinTable`] |
-//! | token angles | cos and sin of one step's tokens, shared by all layers | [`TokenAngles`] |
+//! | token angles | cos and sin of a step's tokens, shared by all layers | [`TokenAngles`] |
 //! | layout | the order of a tensor's dimensions | [`Layout`] |
 //! | view | a tensor's data with its shape and strides | [`HeadsRef`], [`HeadsMut`] |
 //! | head norm | RMSNorm of each head, in the same pass as its rotation | [`HeadNorm`] |
-//! | adjoint | the transposed rotation: takes gradients back to q and k | [`Direction`] |
+//! | adjoint | the transposed rotation, which propagates gradients to q and k | [`Direction`] |
 //!
-//! Ids for prompts with images and videos come from [`position_ids`], other configurations through
-//! [`hf`], specifications of one's own from [`RotarySpec::builder`].
+//! [`position_ids`] computes ids for prompts with images and videos, [`hf`] reads other
+//! configurations, and [`RotarySpec::builder`] builds custom specifications.
 //!
 //! # Numerics
 //!
 //! Angles are computed in f64 and rounded once, to f32 (f64 for f64 tensors). f16 and bf16 are
 //! widened to f32, rotated and rounded once on store. Every instruction set, thread count and
-//! layout gives the same bits. [`mod@reference`] is the oracle that the kernels are tested against:
-//! a matrix in f64, from the formulas alone.
+//! layout gives the same bits. [`mod@reference`] is the oracle for the tests of the kernels: a
+//! matrix in f64, computed from the formulas alone.
 //!
 //! # Kernels
 //!

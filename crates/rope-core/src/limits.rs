@@ -1,4 +1,4 @@
-//! Sizes that specifications are held to.
+//! Limits on the sizes in specifications.
 
 /// The widest head that the kernels index.
 pub const MAX_HEAD_DIM: usize = 1 << 16;

@@ -1,4 +1,4 @@
-//! How work is split over threads; no arithmetic.
+//! Splits work over threads; no arithmetic.
 
 use std::ops::Range;
 

@@ -1,5 +1,5 @@
 //! The oracle: rotation and norm as matrices, in f64, from the formulas alone. It shares nothing
-//! with the kernels, not even the lane map, and is as slow as it is plain.
+//! with the kernels, not even the lane map, and is simple rather than fast.
 
 use crate::error::Result;
 use crate::lanes::AxisLayout;

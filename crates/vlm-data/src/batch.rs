@@ -1,4 +1,4 @@
-//! Samples to micro-batches: packed end to end, or padded to like lengths.
+//! Combines samples into micro-batches: packed end to end, or padded to similar lengths.
 
 use crate::memory::reserve;
 use crate::sample::TrainingSample;

@@ -1,4 +1,4 @@
-//! The hash that files are known by.
+//! The hash that identifies files.
 
 /// The FNV-1a hash, in 64 bits, of what was added: for changes and damage, not for malice.
 ///

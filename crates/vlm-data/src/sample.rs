@@ -1,5 +1,5 @@
-//! A conversation as a model is trained on it: token ids, labels, and the patches of its pictures
-//! and videos.
+//! A conversation as a training sample: token ids, labels, and the patches of its pictures and
+//! videos.
 
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};

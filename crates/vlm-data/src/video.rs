@@ -1,8 +1,7 @@
 //! Video files, decoded by the program `ffmpeg`.
 //!
 //! A file is decoded twice: for the number and size of its frames, and for their pixels, one frame
-//! at a time. Both passes take the frames of ffmpeg's filter `fps`: frame k is the one nearest to
-//! k / fps seconds.
+//! at a time. Both passes use ffmpeg's filter `fps`: frame k is the one nearest to k / fps seconds.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};

@@ -1,14 +1,12 @@
 //! Gradients, one layer at a time.
 //!
-//! The forward pass keeps the input of each layer and no graph. The backward pass goes through the
-//! layers from the last to the first: it runs a layer again from its input, with the random numbers
-//! of the first time, and propagates the gradient of its output through this one layer's graph. So
-//! what a layer keeps for its backward exists for one layer at a time, for a second forward pass of
-//! time.
+//! The forward pass keeps the input of each layer and no graph. The backward pass visits the layers
+//! from last to first: it reruns a layer from its input, with the same random numbers, and
+//! propagates the gradient of its output through this layer's graph. The tensors kept for the
+//! backward thus exist for one layer at a time, at the cost of a second forward pass.
 //!
-//! The gradients are those of one graph of the whole model, to the last bit where the backend
-//! computes the same operation twice with the same result: the sums over the uses of a tensor have
-//! the same terms.
+//! The gradients are bit-identical to those of one graph of the whole model if the backend repeats
+//! an operation with the same result: the sums over the uses of a tensor have the same terms.
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Gradients, Tensor};

@@ -1,4 +1,4 @@
-//! Turns a prompt into tensors.
+//! Converts a prompt to tensors.
 
 use std::ops::Range;
 

@@ -1,5 +1,5 @@
-//! Safetensors files, read and written a range of elements at a time; checkpoints of a training run
-//! are such files too.
+//! Safetensors files, including checkpoints of training runs, read and written in ranges of
+//! elements.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;

@@ -2,28 +2,28 @@
 //!
 //! # Modules
 //!
-//! [`VlmConfig`] reads a checkpoint folder and loads a [`Vlm`]. [`Vlm::batch`] turns a
-//! prompt with its grids and patches into a [`Batch`], computing position ids, angles and masks
-//! once; [`Vlm::train_step`] trains on it and [`Vlm::generate`] continues it. Both towers
-//! rotate with [`rope_burn::Rotary`].
+//! [`VlmConfig`] reads a checkpoint folder and loads a [`Vlm`]. [`Vlm::batch`] converts a prompt
+//! with its grids and patches to a [`Batch`], computing position ids, angles and masks once;
+//! [`Vlm::train_step`] trains on it and [`Vlm::generate`] continues it. Both towers rotate with
+//! [`rope_burn::Rotary`].
 //!
 //! | module | contents |
 //! |---|---|
 //! | `config` | the contents of a `config.json`, and the differences between the families |
-//! | `names` | the checkpoints' parameter names and this crate's |
+//! | `names` | parameter names of checkpoints and of this crate |
 //! | `load` | reading and writing checkpoints |
 //! | `file` | safetensors files, by ranges of elements |
 //! | `transfer` | tensors of any size to and from a device |
 //! | `patches` | cutting pictures into patches |
-//! | `batch` | turning a prompt into tensors |
+//! | `batch` | converting a prompt to tensors |
 //! | `layers` | attention, feed-forward network and norm, shared by both towers |
 //! | `vision`, `decoder` | the two towers |
-//! | `delta` | layers of the decoder with a state instead of keys and values |
+//! | `delta` | decoder layers with a state instead of keys and values |
 //! | `model` | both together |
 //! | `linear` | a linear layer, and the adapter beside its weight |
-//! | `lora`, `peft` | what is trained; adapters and their files |
-//! | `merge`, `streamed` | adapters added to a checkpoint's files; its logits, a layer at a time |
-//! | `random` | random numbers that are the same on every device |
+//! | `lora`, `peft` | trained parameters; adapters and their files |
+//! | `merge`, `streamed` | merging adapters into a checkpoint's files; its logits, one layer at a time |
+//! | `random` | random numbers that are equal on all devices |
 //! | `train`, `backward`, `generate` | training, gradients layer by layer, and generation |
 //! | `trace` | activations by name, whole or sampled, for comparison with another implementation |
 

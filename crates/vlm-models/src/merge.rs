@@ -1,9 +1,9 @@
-//! Adapters added to the weights that they stand beside, from files to files.
+//! Merges adapters into their weights, from files to files.
 //!
-//! A merged checkpoint has the files of its base, byte for byte but for the elements of adapted
-//! weights: a shard is copied in the order of its bytes, and of a weight some rows at a time are in
-//! memory. The sum W + s B A is computed in f32 in PEFT's order of operations and rounded once, to
-//! the weight's type.
+//! A merged checkpoint has the files of its base, byte for byte except for the elements of adapted
+//! weights: a shard is copied in byte order, with only some rows of a weight in memory at a time.
+//! The sum W + s B A is computed in f32 in PEFT's order of operations and rounded once, to the
+//! weight's type.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;

@@ -1,4 +1,4 @@
-//! Both towers together.
+//! The whole model: both towers.
 
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};

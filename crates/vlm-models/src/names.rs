@@ -1,8 +1,8 @@
-//! The checkpoints' parameter names and this crate's.
+//! Parameter names of checkpoints and of this crate.
 //!
 //! Modules have the names of Qwen3-VL's checkpoints, except that a feed-forward network has the
-//! same names in every family: `gate_proj` (where it is gated), `up_proj` and `down_proj`. All that
-//! comes after a tower's blocks is its merger.
+//! same names in every family: `gate_proj` (if it is gated), `up_proj` and `down_proj`. Everything
+//! after a tower's blocks is its merger.
 
 use burn_store::KeyRemapper;
 

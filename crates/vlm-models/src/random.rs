@@ -1,5 +1,5 @@
-//! Random numbers that are a function of their place, so that every device, and a layer that runs
-//! again, has the same ones.
+//! Random numbers that are a function of their place, so that all devices, and reruns of a layer,
+//! use the same numbers.
 
 use crate::batch::Batch;
 use crate::error::{Result, VlmError};

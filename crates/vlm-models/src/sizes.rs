@@ -1,4 +1,4 @@
-//! The sizes of a configuration: what each may be, and how they fit together.
+//! The sizes of a configuration: the range of each, and their consistency.
 
 use std::ops::RangeInclusive;
 

@@ -1,7 +1,7 @@
-//! Logits of a checkpoint that is never in memory as a whole: a layer is read, run and dropped.
+//! Logits of a checkpoint that is never wholly in memory: each layer is read, run and dropped.
 //!
-//! Word embeddings and head are cut to a few tokens of the vocabulary, all else is as large as it
-//! is. So a checkpoint of any depth is checked in the memory of its largest layer.
+//! Word embeddings and head are cut to a few tokens of the vocabulary; everything else keeps its
+//! size. A checkpoint of any depth can thus be checked in the memory of its largest layer.
 
 use std::collections::BTreeMap;
 

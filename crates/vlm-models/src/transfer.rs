@@ -1,4 +1,4 @@
-//! Tensors of any size to and from a device, in pieces.
+//! Transfers tensors of any size to and from a device, in chunks.
 
 use std::fmt;
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! The vision tower: from patches to the embeddings that replace the placeholders.
+//! The vision tower: converts patches to the embeddings that replace the placeholders.
 
 use burn::module::{Module, Param};
 use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig};

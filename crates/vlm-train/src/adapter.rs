@@ -1,4 +1,4 @@
-//! Saving an adapter, and proving that the saved one is the trained one and has an effect.
+//! Saves an adapter, and proves that the saved one equals the trained one and has an effect.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Greedy answers of the model in training, beside those of the data.
+//! Greedy answers of the model in training, beside the data's answers.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Micro-batches as the model reads them.
+//! Micro-batches as the model's input.
 
 use burn::tensor::{Device, Tensor, TensorData};
 use vlm_data::{Fingerprint, MicroBatch, SampleRows};

@@ -1,10 +1,10 @@
-//! Saving a run, so that it can be stopped at any moment and continued to the bit.
+//! Saves a run, so that it can be stopped at any moment and continued bit-exactly.
 //!
 //! A checkpoint is a folder `checkpoint-<steps>` with `state.safetensors`, the trained parameters
-//! with their masters and moments, and `run.json`, everything else. Both are written, down to the
-//! disk, into a folder of another name, which is then renamed; of an earlier checkpoint `run.json`
-//! is removed first. So a folder of that name with a `run.json` is complete, whenever a run was
-//! killed, and there is one from the first save on.
+//! with their masters and moments, and `run.json`, everything else. Both are written and synced to
+//! disk in a folder of another name, which is then renamed; removing an earlier checkpoint starts
+//! with its `run.json`. A folder of that name with a `run.json` is therefore complete, whenever the
+//! run was killed, and from the first save on there always is one.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};

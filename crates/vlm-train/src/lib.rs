@@ -1,28 +1,29 @@
 //! Fine-tunes the models of `vlm-models`.
 //!
-//! [`Trainer`] takes steps over batches that `vlm-data` makes and cuts. The loss of a step is the sum
-//! over all labelled tokens of the whole batch divided by their number, so neither it nor the update
-//! depends on how the batch is cut. [`run()`] is the loop around it: checkpoints, log, validation.
+//! [`Trainer`] takes steps over batches that `vlm-data` builds and cuts into micro-batches. The
+//! loss of a step is the sum over all labelled tokens of the whole batch divided by their number,
+//! so neither the loss nor the update depends on the cut. [`run()`] is the loop around it:
+//! checkpoints, log, validation.
 //!
 //! | module | contents |
 //! |---|---|
-//! | `batch` | micro-batches as the model reads them |
-//! | `recipe` | everything that decides the numbers of a run |
+//! | `batch` | micro-batches as the model's input |
+//! | `recipe` | everything that determines the numbers of a run |
 //! | `schedule` | learning rates over the steps |
 //! | `sums` | gradients summed in f32, their norm, clipping |
 //! | `loss_scale` | the factor of losses in f16 |
 //! | `optimizer` | AdamW with f32 masters and moments |
 //! | `replicas` | a trainer that is one of several |
 //! | `shards` | the optimizer's state divided among ranks |
-//! | `trainer` | a step, validation, and the proof that the cut makes no difference |
+//! | `trainer` | a step, validation, and the proof that the cut has no effect |
 //! | `plan` | the memory of a step, from shapes alone |
-//! | `checkpoint` | saving and continuing to the bit |
+//! | `checkpoint` | saving, and bit-exact continuation |
 //! | `log` | `log.jsonl` |
 //! | `adapter` | saving an adapter, and proving that it has an effect |
 //! | `answer` | greedy answers of the model in training |
 //! | `record` | a step as a file: samples of activations, gradients, weights and update |
-//! | [`compare`] | two such files: where they part, and why |
-//! | `ranks` | several devices and hosts: what their ranks tell each other, and sums over them |
+//! | [`compare`] | two such files: their first difference and its likely cause |
+//! | `ranks` | several devices and hosts: messages between ranks, and sums over them |
 //! | `run` | the loop |
 
 mod adapter;

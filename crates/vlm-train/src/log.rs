@@ -1,5 +1,5 @@
-//! `log.jsonl`: one line a step, and one a validation. It holds no times, so that a run that was
-//! killed and continued writes the bytes of one that was not.
+//! `log.jsonl`: one line per step and validation. It contains no times, so that a run that was
+//! killed and continued writes the same bytes as an uninterrupted one.
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Write};

@@ -1,4 +1,4 @@
-//! The factor that losses in f16 are multiplied with, so that small gradients do not vanish.
+//! The factor of losses in f16, so that small gradients do not vanish.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,9 +1,9 @@
 //! AdamW with f32 masters and moments.
 //!
-//! [`adamw`] computes an update in f32, which is rounded once, to the parameter's type; with
-//! masters, what the rounding loses stays in the master. A parameter without a gradient in a batch,
-//! as the tower's in one without pictures, is left alone, its decay and the count of its steps too,
-//! as PyTorch does.
+//! [`adamw`] computes an update in f32 and rounds it once, to the parameter's type; a master keeps
+//! the digits that the rounding loses. As in PyTorch, a parameter without a gradient in a batch
+//! (such as the tower's, in a batch without pictures) is unchanged: it does not decay, and its step
+//! count stays.
 
 use std::collections::HashMap;
 

@@ -1,9 +1,9 @@
 //! The memory of a step, from shapes alone.
 //!
-//! Some tensors exist during the whole step; of the others, only those of one moment exist at once.
-//! The peak is the sum of the former and the largest moment. The numbers of a token that a layer's
-//! graph keeps follow from `vlm-models`'s layers and their backward on the CPU backend; GPUs and NPUs
-//! round sizes up and keep pools, which no plan here counts.
+//! Some tensors exist during the whole step, others only during one phase. The peak is the sum of
+//! the former and the largest phase. The numbers per token that a layer's graph keeps follow from
+//! the layers of `vlm-models` and their backward on the CPU backend. GPUs and NPUs round sizes up
+//! and keep pools; plans do not count these.
 
 use burn::tensor::{DType, Device};
 use vlm_data::MicroBatch;

@@ -1,4 +1,4 @@
-//! Everything that decides the numbers of a run.
+//! Everything that determines the numbers of a run.
 
 use serde::{Deserialize, Serialize};
 use vlm_models::{LoraConfig, ModelPart};

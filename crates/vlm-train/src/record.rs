@@ -10,10 +10,10 @@
 //! | `forward/LINE/NAME` | samples of an activation |
 //! | `backward/LINE/hidden.N.out` | samples of the gradient of a layer's output |
 //! | `backward/NAME` | samples of a parameter's gradient, of the whole batch, before clipping |
-//! | `update/NAME` | samples of what the step added to a parameter |
+//! | `update/NAME` | samples of a parameter's change in the step |
 //!
 //! Samples are at [`sampled_elements`](vlm_models::sampled_elements) of the tensor in the order of
-//! files. A sample's activations do not depend on how the batch is cut, but for rounding.
+//! files. Except for rounding, a sample's activations do not depend on the cut of the batch.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! A trainer that is one of several: each has a replica of the model.
+//! A trainer that is one of several, each with a replica of the model.
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
-//! The optimizer's state in shards: each rank has that of its part of the trained elements, updates
-//! them, and receives what the others have updated.
+//! The optimizer's state in shards: each rank has the state of its part of the trained elements,
+//! updates this part, and receives the updates of the others.
 //!
-//! The parameters lie end to end and are divided into parts of one length, one for each rank. Each
+//! The parameters are concatenated and divided into parts of equal length, one per rank. Each
 //! parameter and each part begins at a multiple of [`ALIGNMENT`] elements; zeros fill the gaps.
 
 use std::collections::HashMap;

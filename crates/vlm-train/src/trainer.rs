@@ -1,4 +1,4 @@
-//! A step, validation, and the proof that the cut of a batch makes no difference.
+//! A step, validation, and the proof that the cut of a batch has no effect.
 
 use burn::module::Module;
 use burn::tensor::TensorData;

@@ -1,4 +1,4 @@
-//! Sums over devices, each of which has a thread of its own: the session of a served device.
+//! Sums over devices, each of which has a separate thread: the session of a served device.
 
 mod parts;
 

@@ -1,5 +1,5 @@
-//! Sums of which each rank receives a part, and the tensors of all ranks together. burn has no
-//! interface for them: they travel to the device's session as a custom operation.
+//! Reduce-scatter and all-gather. burn has no interface for them: they are sent to the device's
+//! session as a custom operation.
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{

@@ -1,4 +1,4 @@
-//! The update of AdamW by the vendor's operator, and by ordinary operations beyond its limits.
+//! The AdamW update by the vendor's operator, and by ordinary operations beyond its limits.
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{DType, TensorMetadata};

@@ -1,12 +1,12 @@
 //! Attention by the vendor's flash attention, and by blocks of ordinary operations beyond its
 //! limits.
 //!
-//! A causal mask or a window costs the triangle that stands for one of any size, 4 MiB in each
-//! device; packed sequences cost their lengths. Other masks are a byte for each query and key. Both
-//! are kept from one layer to the next.
+//! A causal mask or a window costs a triangle of 4 MiB per device, which represents one of any
+//! size; packed sequences cost their lengths. Other masks are a byte per query and key. Both are
+//! kept from layer to layer.
 //!
-//! The node keeps two numbers for each row of scores instead of the operator's sixteen, which are
-//! eight copies of the largest score and eight of the sum.
+//! The node keeps two numbers per row of scores instead of the operator's sixteen, which are eight
+//! copies of the largest score and eight of the sum.
 
 use std::collections::VecDeque;
 use std::ffi::CStr;

@@ -1,5 +1,5 @@
-//! Operations of rope-burn and burn-attention by one kernel or operator; by ordinary operations
-//! beyond its limits.
+//! Operations of rope-burn and burn-attention, each by one kernel or operator, and by ordinary
+//! operations beyond its limits.
 
 mod adamw;
 mod attention;

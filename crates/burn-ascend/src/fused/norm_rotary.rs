@@ -1,4 +1,4 @@
-//! The norm with the rotation, by rope-ascend's kernels on the tensors' own memory.
+//! The norm with the rotation, by rope-ascend's kernels on the tensors' memory.
 
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::FloatTensor;

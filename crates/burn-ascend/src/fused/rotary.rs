@@ -1,8 +1,8 @@
-//! The rotation of q and k by rope-ascend's kernels, on the tensors' own memory.
+//! The rotation of q and k, by rope-ascend's kernels on the tensors' memory.
 //!
-//! One launch rotates q and k. Tensors that nobody else holds are overwritten; others are read by
-//! their strides and written to new ones, strides that the kernels cannot follow are copied first.
-//! Nothing waits for the device.
+//! One launch rotates q and k. Tensors that nothing else holds are overwritten; others are read by
+//! their strides and written to new ones. Tensors whose strides the kernels cannot follow are
+//! copied first. Nothing waits for the device.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};

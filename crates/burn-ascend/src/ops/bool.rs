@@ -1,4 +1,4 @@
-//! Operations on tensors of truth values.
+//! Operations on boolean tensors.
 
 use burn::backend::flex::Flex;
 use burn::backend::ops::BoolTensorOps;

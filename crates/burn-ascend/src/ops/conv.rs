@@ -1,9 +1,9 @@
 //! Convolutions as products of matrices.
 //!
-//! The operator library's convolution does not compute 32-bit floats in full. Windows of the padded
-//! input are a view of it, by strides alone; one copy lays them out as rows, and a product with the
-//! weight is the convolution, exactly. Its two gradients are products with the same rows. Patch
-//! embeddings, whose windows do not overlap, cost that one copy.
+//! The operator library's convolution does not compute f32 in full precision. Windows of the padded
+//! input are a strided view of it; one copy arranges them as rows, and a product with the weight is
+//! exactly the convolution. Its two gradients are products with the same rows. Patch embeddings,
+//! whose windows do not overlap, cost that one copy.
 
 use burn::backend::ops::ConvOptions;
 use burn::backend::{Shape, Slice, TensorMetadata};

@@ -1,4 +1,4 @@
-//! Operators with indices as data. The device does not check that they are in range.
+//! Operators with indices as data. The device does not check that indices are in range.
 
 use burn::backend::tensor::IndexingUpdateOp;
 use burn::backend::{DType, Scalar, Shape, TensorMetadata};

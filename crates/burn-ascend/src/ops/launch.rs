@@ -1,4 +1,4 @@
-//! How an operation becomes calls of operators.
+//! Translates an operation to operator calls.
 
 use burn::backend::{DType, ExecutionError, Scalar, Shape, TensorMetadata, bf16, f16};
 use rope_ascend::aclnn::{Number, Operators, View};

@@ -1,4 +1,4 @@
-//! Operators that make, copy and reorder elements.
+//! Operators that create, copy and reorder elements.
 
 use burn::backend::{DType, Distribution, ExecutionError, Scalar, Shape, Slice, TensorMetadata};
 use rope_ascend::Result;

@@ -1,4 +1,4 @@
-//! The processor of each operation, as a table.
+//! A table of the processor of each operation.
 
 use super::launch::Types;
 

@@ -1,4 +1,4 @@
-//! Reads of several tensors: burn's default.
+//! Reads several tensors: burn's default.
 
 use burn::backend::ops::TransactionOps;
 

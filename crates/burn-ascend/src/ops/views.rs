@@ -1,4 +1,4 @@
-//! Operations that change only how the elements are described.
+//! Operations that change only a tensor's description, not its elements.
 
 use burn::backend::{Shape, Slice};
 

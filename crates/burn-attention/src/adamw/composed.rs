@@ -1,10 +1,10 @@
-//! The update from ordinary operations.
+//! The update composed of ordinary operations.
 
 use burn::backend::{Backend, tensor::FloatTensor};
 
 use super::op::AdamWOp;
 
-/// As [`AdamWOps::adamw`](crate::AdamWOps::adamw).
+/// Computes the same as [`AdamWOps::adamw`](crate::AdamWOps::adamw).
 pub fn update<B: Backend>(
     value: FloatTensor<B>,
     gradient: FloatTensor<B>,

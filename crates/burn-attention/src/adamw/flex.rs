@@ -1,4 +1,4 @@
-//! Flex, burn's CPU backend: one pass over the tensors' own memory, on all threads of rayon's pool.
+//! Flex, burn's CPU backend: one pass over the tensors' memory, on all threads of rayon's pool.
 
 use std::iter;
 

@@ -1,4 +1,4 @@
-//! The update of AdamW as one operation.
+//! The AdamW update as one operation.
 
 pub mod composed;
 #[cfg(feature = "flex")]
@@ -21,15 +21,16 @@ pub use op::{AdamWOp, AdamWOps};
 pub struct AdamWUpdate<const D: usize> {
     /// The new values.
     pub value: Tensor<D>,
-    /// The same in the type asked for.
+    /// The new values in the requested type.
     pub rounded: Tensor<D>,
     /// The new moments.
     pub moments: [Tensor<D>; 2],
 }
 
-/// One update of AdamW, whose moments are moving means of the gradients and of their squares.
+/// Computes one AdamW update. Its moments are moving averages of the gradients and of their
+/// squares.
 ///
-/// Of each element, with t updates:
+/// For each element, after t updates:
 ///
 /// ```text
 /// first  = first + (gradient - first) (1 - beta_1)
@@ -39,18 +40,18 @@ pub struct AdamWUpdate<const D: usize> {
 /// ```
 ///
 /// # Shapes
-/// all: the same, in f32 or f64; the moments are 0 before the first update. The new values are also
-/// given in `dtype`, which a parameter in 16 bits has.
+/// All tensors have the same shape and type, f32 or f64; the moments are 0 before the first update.
+/// The new values are also returned in `dtype`, for a parameter in 16 bits.
 ///
 /// # Numerics
-/// In the type of the tensors and in this order, which is that of torch. The numbers that multiply
-/// tensors are computed in f64 and rounded once. An NPU's operator computes them in f32, which in the
-/// first steps changes an update by up to 3e-5 of its size (calculated for a beta_2 of 0.999).
+/// Computed in the type of the tensors and in this order, which is torch's. The scalar factors are
+/// computed in f64 and rounded once. An NPU's operator computes them in f32, which in the first
+/// steps changes an update by up to 3e-5 of its size (calculated for a beta_2 of 0.999).
 ///
 /// # Memory
-/// On the CPU and on NPUs the update is one pass, over the memory of moments that nothing else holds.
-/// The new values take the memory of the old ones if nothing else holds it; if something does, on the
-/// CPU that of the gradient. On other devices these are ordinary operations.
+/// On the CPU and on NPUs the update is one pass, in the memory of moments that nothing else holds.
+/// The new values take the memory of the old ones if nothing else holds it, and otherwise, on the
+/// CPU, the gradient's. Other devices run ordinary operations.
 ///
 /// # Errors
 /// [`Shapes`](AttentionError::Shapes), [`Update`](AttentionError::Update),
@@ -82,8 +83,8 @@ pub struct AdamWUpdate<const D: usize> {
 /// ```
 ///
 /// # Source
-/// Loshchilov and Hutter, Decoupled Weight Decay Regularization, ICLR 2019, algorithm 2, in the order
-/// of operations of torch 2.15 `torch.optim.AdamW` for one tensor
+/// Loshchilov and Hutter, Decoupled Weight Decay Regularization, ICLR 2019, algorithm 2, in the
+/// order of operations of torch 2.15 `torch.optim.AdamW` for one tensor
 pub fn adamw<const D: usize>(
     value: Tensor<D>,
     gradient: Tensor<D>,

@@ -1,4 +1,4 @@
-//! The operation as backends see it.
+//! The operation as backends implement it.
 
 use burn::backend::autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 use burn::backend::{Backend, backend_extension, tensor::FloatTensor};
@@ -8,18 +8,18 @@ use burn_fused::primitive::cast;
 use super::composed;
 use crate::error::{AttentionError, Result};
 
-/// The numbers of an update.
+/// The numbers of an AdamW update.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamWOp {
     /// The learning rate.
     pub rate: f64,
-    /// The share of a value that decays, times the rate.
+    /// The weight decay: an update removes the share `rate * decay` of a value.
     pub decay: f64,
     /// The share of each moment that is kept.
     pub betas: [f64; 2],
     /// Added to the root of the second moment.
     pub epsilon: f64,
-    /// Updates, this one included.
+    /// The number of updates, including this one.
     pub steps: u64,
 }
 
@@ -86,7 +86,7 @@ impl AdamWOp {
     }
 }
 
-/// One update of AdamW on a backend. All tensors are of one shape and type.
+/// One AdamW update, as a backend implements it. All tensors have one shape and type.
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     Cube: cfg(feature = "cube"),
@@ -94,7 +94,7 @@ impl AdamWOp {
     Autodiff
 )]
 pub trait AdamWOps: Backend {
-    /// The new values, and the new moments of the gradients and of their squares.
+    /// Computes the new values, and the new moments of the gradients and of their squares.
     fn adamw(
         value: FloatTensor<Self>,
         gradient: FloatTensor<Self>,
@@ -105,7 +105,7 @@ pub trait AdamWOps: Backend {
         composed::update::<Self>(value, gradient, first, second, op)
     }
 
-    /// The new values, these in another type, and the new moments.
+    /// Computes the new values, their copy in another type, and the new moments.
     fn adamw_rounded(
         value: FloatTensor<Self>,
         gradient: FloatTensor<Self>,

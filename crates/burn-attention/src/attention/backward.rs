@@ -1,7 +1,7 @@
 //! The backward, for autodiff over any backend.
 //!
-//! The node keeps q, k, v, the bias, the output and two numbers for each row of scores; the scores
-//! themselves are computed again.
+//! The node keeps q, k, v, the bias, the output and two numbers per row of scores; the scores are
+//! recomputed.
 
 use burn::backend::AutodiffBackend;
 use burn::backend::autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};

@@ -1,16 +1,17 @@
-//! Attention in blocks of queries, of ordinary tensor operations: what every backend can run.
+//! Attention in blocks of queries, composed of ordinary tensor operations, for every backend.
 //!
-//! A block is as many queries as keep its scores within 128 MiB, and the keys that any of them
-//! sees. Nothing larger than a block of scores exists at a time, in either direction. The heads of
-//! a group lie below each other as rows of one product, so k and v are not repeated.
-//! Windows of one length, as vision towers have, are computed as one batch.
+//! A block has the most queries whose scores fit 128 MiB, and the keys that any of them sees.
+//! Nothing larger than a block of scores is ever live, in either direction. The heads of a group
+//! are stacked as rows of one product, so k and v are not repeated. Windows of one length, as in
+//! vision towers, are computed as one batch.
 //!
 //! Everything is computed in f32, or in f64 for f64: a block's rows of 16-bit tensors are converted
-//! when they are cut out, and results are rounded once. A product of 16-bit tensors would be rounded
-//! before the scale or the sum divides it, where f16 overflows and bf16 has 8 bits of a score.
+//! when they are sliced, and results are rounded once. A product of 16-bit tensors would be rounded
+//! before the scale or the sum divides it: f16 would overflow, and bf16 would keep 8 bits of a
+//! score.
 //!
-//! The backward computes the largest score and the sum of each row again, as the forward did, and
-//! needs no logarithm: beside a large score, that loses the sum.
+//! The backward recomputes the largest score and the sum of each row like the forward, and needs no
+//! logarithm, which would lose the sum beside a large score.
 
 use std::ops::Range;
 
@@ -106,7 +107,7 @@ impl Block {
     }
 }
 
-/// The output and the softmax of [`AttentionOps`](crate::AttentionOps).
+/// Computes the output and the softmax of [`AttentionOps`](crate::AttentionOps).
 pub fn forward<B: Backend>(
     q: FloatTensor<B>,
     k: FloatTensor<B>,
@@ -131,7 +132,7 @@ pub fn forward<B: Backend>(
     (join::<B>(outs), join::<B>(softmaxes))
 }
 
-/// The gradients of q, k, v and the bias, as [`AttentionOps`](crate::AttentionOps) has them.
+/// Computes the gradients of q, k, v and the bias, as in [`AttentionOps`](crate::AttentionOps).
 #[allow(clippy::type_complexity, reason = "the type of the operation")]
 pub fn backward<B: Backend>(
     kept: Kept<B>,

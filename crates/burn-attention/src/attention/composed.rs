@@ -1,4 +1,4 @@
-//! Attention with its whole matrix of scores, of ordinary operations: the baseline.
+//! Attention with the whole score matrix, composed of ordinary operations: the baseline.
 
 use burn::backend::tensor::{BoolTensor, FloatTensor};
 use burn::backend::{Backend, TensorMetadata};
@@ -9,12 +9,12 @@ use burn_fused::primitive::{cast, not};
 use super::blocks::{FLOOR, HIDDEN, LEAST_SUM};
 use super::op::{AttentionOp, Sizes};
 
-/// softmax(scale * q k^T + bias) v over the keys that each query sees, all of it in f32, or in f64
+/// Computes softmax(scale * q k^T + bias) v over the keys that each query sees, in f32, or in f64
 /// for f64, with k and v repeated for the query heads that share them. Autodiff keeps the matrices
-/// of every step.
+/// of every operation.
 ///
 /// # Panics
-/// If shapes or types disagree: [`AttentionOp::check`] reports that.
+/// If shapes or types disagree; [`AttentionOp::check`] reports the reason.
 pub(super) fn attention<B: Backend>(
     q: FloatTensor<B>,
     k: FloatTensor<B>,

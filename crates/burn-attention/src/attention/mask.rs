@@ -9,36 +9,37 @@ use burn_fused::OpError;
 use crate::error::{AttentionError, Result};
 use crate::sequences;
 
-/// How far from its own index a query sees, in tokens; 0 and 0 leave the token itself.
+/// The distance that a query sees from its index, in tokens; with 0 and 0 it sees only its own
+/// token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// Tokens before.
+    /// Visible tokens before the query.
     pub before: usize,
-    /// Tokens after.
+    /// Visible tokens after the query.
     pub after: usize,
 }
 
-/// Rules that hide keys from queries. They add up: a query sees the keys that no rule hides.
+/// Rules that hide keys from queries. They combine: a query sees the keys that no rule hides.
 ///
 /// Queries are numbered from the end of the keys: the last query has the index of the last key, as
 /// if the earlier keys came from a cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MaskRules<'a> {
-    /// A query does not see the keys after it.
+    /// If true, a query does not see the keys after it.
     pub causal: bool,
-    /// A query sees the keys near it.
+    /// If set, a query sees only the keys near it.
     pub window: Option<Window>,
-    /// Sequences, or windows of an image, that are packed one after the other: the index of each
-    /// one's first token, then the number of tokens. A query sees its own sequence.
+    /// Packed sequences, or windows of an image: the index of each first token, then the number of
+    /// tokens. A query sees only its own sequence.
     pub cu_seqlens: Option<&'a [usize]>,
-    /// `[batch, keys]`: false for padding, which no query sees. burn's `mask_pad` says the opposite,
-    /// in a tensor to read once a step.
+    /// `[batch, keys]`: false for padding, which no query sees. burn's `mask_pad` has the opposite
+    /// meaning; it is a tensor, to read back once per step.
     pub attended: Option<&'a [bool]>,
 }
 
-/// [`MaskRules`] checked and resolved for a number of queries and keys; made once a step and shared
-/// by all layers. It takes 8 bytes a query on the host, and of padding up to 2 a key and one a query
-/// of each sample.
+/// [`MaskRules`] checked and resolved for a number of queries and keys. Build it once per step for
+/// all layers. It takes 8 bytes per query on the host, and with padding, in each sample, up to 2
+/// bytes per key and one per query.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AttentionMask {
     keys: usize,
@@ -53,7 +54,8 @@ pub struct AttentionMask {
     seeing: Option<Arc<[bool]>>,
 }
 
-/// The keys that the queries of a mask see, padding apart, for kernels with fixed patterns.
+/// The pattern of the keys that the queries of a mask see, except for padding, for kernels with
+/// fixed patterns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Pattern {
     /// All keys.
@@ -67,7 +69,7 @@ pub enum Pattern {
         /// True if keys after the query are hidden.
         causal: bool,
     },
-    /// Something else.
+    /// Any other pattern.
     Other,
 }
 
@@ -77,7 +79,8 @@ struct Span {
     end: u32,
 }
 
-/// Queries in a row whose spans of keys stand still or advance by one key a query, at either end.
+/// Consecutive queries whose spans of keys, at either end, stand still or advance by one key per
+/// query.
 #[cfg(feature = "remote")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Run {
@@ -272,12 +275,12 @@ impl AttentionMask {
         }
     }
 
-    /// The queries that this mask was made for.
+    /// Returns the number of queries.
     pub fn queries(&self) -> usize {
         self.spans.len()
     }
 
-    /// The keys that this mask was made for.
+    /// Returns the number of keys.
     pub fn keys(&self) -> usize {
         self.keys
     }
@@ -288,7 +291,7 @@ impl AttentionMask {
         self.span(query).contains(&key) && attended.is_none_or(|attended| attended[key])
     }
 
-    /// The pattern of the keys that the queries see, padding apart.
+    /// Returns the pattern of the keys that the queries see, except for padding.
     pub fn pattern(&self) -> Pattern {
         let (queries, keys) = (self.queries(), self.keys);
         if self.covers(0..queries, &(0..keys)) {
@@ -390,7 +393,7 @@ impl AttentionMask {
         Some(&flags[sample * self.keys..(sample + 1) * self.keys])
     }
 
-    /// The padding flags of all samples, `[batch, keys]`, if any key is padding.
+    /// Returns the padding flags of all samples, `[batch, keys]`, if any key is padding.
     pub fn padding(&self) -> Option<&[bool]> {
         self.attended.as_deref()
     }

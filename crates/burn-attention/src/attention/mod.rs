@@ -23,33 +23,34 @@ use op::Sizes;
 pub use mask::{AttentionMask, MaskRules, Pattern, Window};
 pub use op::{AttentionOp, AttentionOps, Bias, Kept};
 
-/// softmax(scale * q k^T + bias) v over the keys that each query sees; made once a step.
+/// Computes softmax(scale * q k^T + bias) v over the keys that each query sees. Build it once per
+/// step.
 ///
-/// The [example](crate#example) has its use. A query that sees no key has the output 0, and neither
-/// gets nor gives a gradient.
+/// See the [example](crate#example). A query that sees no key has the output 0, and neither
+/// receives nor contributes a gradient.
 ///
 /// # Shapes
-/// - q: `[batch, heads, queries, head_dim]`; k: `[batch, kv_heads, keys, head_dim]`;
-///   v: `[batch, kv_heads, keys, value_dim]`, of any strides; `heads` is a multiple of `kv_heads`,
-///   and head `h` of q reads head `h / (heads / kv_heads)` of k and v
+/// - q: `[batch, heads, queries, head_dim]`; k: `[batch, kv_heads, keys, head_dim]`; v: `[batch,
+///   kv_heads, keys, value_dim]`, of any strides; `heads` is a multiple of `kv_heads`, and head `h`
+///   of q reads head `h / (heads / kv_heads)` of k and v
 /// - bias: `[batch, heads, queries, keys]`, any of them 1
 /// - out: `[batch, heads, queries, value_dim]`
 ///
 /// # Numerics
-/// By every [`Implementation`]:
-/// - Of 16-bit tensors everything is computed in f32, products included, and each result is rounded
-///   once; f64 in f64. The bias has the type that is computed in.
-/// - A mask hides whatever the bias is. A score below -1e20 counts as hidden too. A score of +inf
-///   or NaN makes its query's output NaN.
-/// - What no query of a sample sees, as padding, and queries that see no key may hold anything, NaN
-///   too: it reaches no result. A token that some queries see has to be finite for the others as
-///   well: 0 times NaN is NaN.
-/// - Gradients are right beside scores of any size.
+/// For every [`Implementation`]:
+/// - 16-bit tensors are computed in f32, products included, and each result is rounded once; f64 is
+///   computed in f64. The bias has the computation type.
+/// - A mask hides keys regardless of the bias. A score below -1e20 counts as hidden too. A score of
+///   +inf or NaN makes its query's output NaN.
+/// - Keys that no query of a sample sees, such as padding, and queries that see no key may hold
+///   anything, even NaN: it reaches no result. A key that some queries see must be finite for the
+///   others too, because 0 times NaN is NaN.
+/// - Gradients are correct for scores of any size.
 /// - The same tensors give the same bits in every run.
 ///
 /// # Memory
-/// The autodiff graph keeps q, k, v, the bias, the output and two numbers for each row of scores.
-/// Scores exist in blocks, forward and backward.
+/// The autodiff graph keeps q, k, v, the bias, the output and two numbers per row of scores. Scores
+/// exist only in blocks, forward and backward.
 #[derive(Clone, Debug)]
 pub struct Attention {
     mask: AttentionMask,
@@ -60,7 +61,7 @@ pub struct Attention {
 }
 
 impl Attention {
-    /// Attention by the keys that a mask shows, with 1 / sqrt(head_dim) as the scale.
+    /// Creates attention over the keys that a mask shows, with the scale 1 / sqrt(head_dim).
     pub fn new(mask: AttentionMask) -> Self {
         Self {
             mask,
@@ -71,14 +72,14 @@ impl Attention {
         }
     }
 
-    /// Sets the factor of q k^T.
+    /// Sets the scale, the factor of q k^T.
     #[must_use]
     pub fn with_scale(mut self, scale: f64) -> Self {
         self.scale = Some(scale);
         self
     }
 
-    /// Adds a bias to the scores, or none. A layer with a bias of its own clones the step's
+    /// Sets the bias of the scores, or none. A layer with a separate bias clones the step's
     /// attention, which shares the mask.
     #[must_use]
     pub fn with_bias(mut self, bias: impl Into<Option<Tensor<4>>>) -> Self {
@@ -86,22 +87,22 @@ impl Attention {
         self
     }
 
-    /// Chooses which code attends.
+    /// Sets the implementation.
     #[must_use]
     pub fn with_implementation(mut self, implementation: Implementation) -> Self {
         self.implementation = implementation;
         self
     }
 
-    /// Has blocks of ordinary operations attend instead of kernels, each of about `scores` scores
-    /// over all samples and heads; by `None`, only where there are no kernels.
+    /// Computes attention in blocks of ordinary operations instead of kernels, each of about
+    /// `scores` scores over all samples and heads; with `None`, only if there are no kernels.
     #[must_use]
     pub fn with_blocks(mut self, scores: impl Into<Option<usize>>) -> Self {
         self.blocks = scores.into();
         self
     }
 
-    /// Attends.
+    /// Computes the attention.
     ///
     /// # Panics
     /// If the tensors do not fit; see [`try_forward`](Self::try_forward).
@@ -110,12 +111,11 @@ impl Attention {
         or_panic(self.try_forward(q, k, v))
     }
 
-    /// Attends.
+    /// Computes the attention.
     ///
     /// # Errors
     /// [`Size`](crate::AttentionError::Size), [`HeadGroups`](crate::AttentionError::HeadGroups),
-    /// [`NoChannels`](crate::AttentionError::NoChannels),
-    /// [`Op`](crate::AttentionError::Op),
+    /// [`NoChannels`](crate::AttentionError::NoChannels), [`Op`](crate::AttentionError::Op),
     /// [`BiasShape`](crate::AttentionError::BiasShape), [`Scale`](crate::AttentionError::Scale).
     pub fn try_forward(&self, q: Tensor<4>, k: Tensor<4>, v: Tensor<4>) -> Result<Tensor<4>> {
         let [_, _, _, head_dim] = q.dims();

@@ -1,4 +1,4 @@
-//! The operation as backends see it.
+//! The operation as backends implement it.
 
 use burn::backend::{
     Backend, ExtensionType, TensorMetadata, backend_extension, tensor::FloatTensor,
@@ -9,15 +9,15 @@ use super::blocks;
 use super::mask::AttentionMask;
 use crate::error::{AttentionError, Result};
 
-/// One attention: what each query sees, the factor of the scores, and whether kernels attend.
+/// One attention: its mask, its scale, and whether kernels compute it.
 #[derive(Clone, Debug)]
 pub struct AttentionOp {
     /// The keys that each query sees.
     pub mask: AttentionMask,
     /// The scores are `scale * q k^T + bias`.
     pub scale: f64,
-    /// The scores of a block over all samples and heads, if blocks of ordinary operations are to
-    /// attend instead of kernels; a few queries may have more.
+    /// The scores per block over all samples and heads, to compute blocks of ordinary operations
+    /// instead of kernels; a few queries may have more.
     pub blocks: Option<usize>,
 }
 
@@ -172,22 +172,22 @@ impl AttentionOp {
     }
 }
 
-/// Attention on a backend.
+/// Attention, as a backend implements it.
 ///
-/// Both methods have a body of ordinary operations on blocks of queries; a backend overrides them
-/// if it has kernels. The implementation for [`Autodiff`](burn::backend::Autodiff) adds the
+/// Both methods have a default body of ordinary operations on blocks of queries; a backend with
+/// kernels overrides them. The implementation for [`Autodiff`](burn::backend::Autodiff) adds the
 /// backward.
 ///
 /// # Shapes
-/// - q: `[batch, heads, queries, head_dim]`; k: `[batch, kv_heads, keys, head_dim]`;
-///   v: `[batch, kv_heads, keys, value_dim]`, where `heads` is a multiple of `kv_heads`
-/// - bias: `[batch, heads, queries, keys]`, any of them 1; f32, for f64 tensors f64
+/// - q: `[batch, heads, queries, head_dim]`; k: `[batch, kv_heads, keys, head_dim]`; v: `[batch,
+///   kv_heads, keys, value_dim]`, where `heads` is a multiple of `kv_heads`
+/// - bias: `[batch, heads, queries, keys]`, any of them 1; f32, or f64 for f64 tensors
 /// - out: `[batch, heads, queries, value_dim]`
 /// - softmax: `[batch, heads, queries, 2]`, of the type of the bias
 ///
 /// # Panics
-/// If shapes or types disagree: [`AttentionOp::check`] reports how, and
-/// [`Attention`](crate::Attention) calls it before it calls a backend.
+/// If shapes or types disagree. [`AttentionOp::check`] reports the reason;
+/// [`Attention`](crate::Attention) calls it before a backend.
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     Cube: cfg(feature = "cube"),
@@ -195,7 +195,8 @@ impl AttentionOp {
     Autodiff
 )]
 pub trait AttentionOps: Backend {
-    /// The output, and of each row of scores the largest and the sum of e^(score - largest).
+    /// Computes the output, and for each row of scores the largest and the sum of e^(score -
+    /// largest).
     fn attention_forward(
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,
@@ -206,8 +207,8 @@ pub trait AttentionOps: Backend {
         blocks::forward::<Self>(q, k, v, bias.into_option(), &op)
     }
 
-    /// The gradients of q, k, v and, if there is one and `bias_wanted`, of the bias, from that of
-    /// the output.
+    /// Computes the gradients of q, k, v and, if there is a bias and `bias_wanted`, of the bias,
+    /// from the output's gradient.
     #[allow(
         clippy::type_complexity,
         reason = "the macro reads tuples of tensors alone"

@@ -1,7 +1,8 @@
 //! Attention as a custom operation.
 //!
-//! A mask travels as runs of queries whose spans of keys stand still or advance by one key a query,
-//! so that a causal one is five numbers whatever its size, and padding as the lengths of its runs.
+//! A mask is sent as runs of queries whose spans of keys stand still or advance by one key per
+//! query, so a causal mask is five numbers whatever its size. Padding is sent as the lengths of its
+//! runs.
 
 use burn::backend::{Remote, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape};
@@ -46,7 +47,7 @@ fn alternating(flags: &[bool]) -> Vec<usize> {
 
 /// The numbers are the scale; whether blocks compute, and their scores; whether the gradient of the
 /// bias is wanted; keys, the number of runs, five numbers for each; the number of runs of padding
-/// flags, and their lengths, of true and of false in turns.
+/// flags, and their lengths, alternately of true and false.
 impl WireOp for Call {
     const VERSION: u64 = 3;
     type Error = AttentionError;

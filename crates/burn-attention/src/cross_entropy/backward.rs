@@ -1,7 +1,6 @@
 //! The backward, for autodiff over any backend.
 //!
-//! The node keeps the hidden states, the weight and one number for each row; the logits are
-//! computed again.
+//! The node keeps the hidden states, the weight and one number per row; the logits are recomputed.
 
 use burn::backend::AutodiffBackend;
 use burn::backend::autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};

@@ -1,20 +1,19 @@
-//! The loss in blocks of the vocabulary, of ordinary tensor operations.
+//! The loss in blocks of the vocabulary, composed of ordinary tensor operations.
 //!
-//! A block is as many words as keep its logits, and its part of the weight, which products of 16 bits
-//! copy, within 32 MiB in f32. Over words, not rows: the
-//! gradient of the weight, as large as the weight, is then computed in one piece for each word,
-//! and only that of the hidden states is a sum over blocks.
+//! A block has the most words whose logits and part of the weight (which 16-bit products copy) fit
+//! 32 MiB in f32. Blocks divide words, not rows: each word's gradient of the weight is then
+//! computed in one piece, and only the gradient of the hidden states is a sum over blocks.
 //!
 //! # Forward
 //! For each block: l = hidden weight^T; s_b = ln sum e^l; the logit of each target in it. At the
 //! end s = ln sum_b e^(s_b), and the loss is the mean of s - logit.
 //!
 //! # Backward
-//! For each block, with g the gradient of the loss over the rows: p = (e^(l - s) - 1 at the
-//! target) g; dhidden += p weight; dweight = p^T hidden. The 1 is subtracted before p is rounded:
-//! where the model is sure, what is left is small.
+//! For each block, with g the gradient of the loss over the rows: p = (e^(l - s) - 1 at the target)
+//! g; dhidden += p weight; dweight = p^T hidden. The 1 is subtracted before p is rounded, because
+//! the difference is small where the model is certain.
 //!
-//! Products of bf16 are bf16's own. Those of f16 are computed in f32: logits overflow in f16, and p
+//! Products of bf16 are computed in bf16, those of f16 in f32: logits overflow in f16, and p
 //! divided by the number of rows loses its digits.
 
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! The loss with all its logits, of ordinary operations: the baseline.
+//! The loss with all logits, composed of ordinary operations: the baseline.
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};

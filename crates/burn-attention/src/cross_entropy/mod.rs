@@ -1,4 +1,4 @@
-//! Cross-entropy of a language model's head, without its logits.
+//! Cross-entropy of a language model's head, without storing its logits.
 
 mod backward;
 mod blocks;
@@ -14,25 +14,25 @@ use crate::error::{AttentionError, Result};
 
 pub use op::{CrossEntropyOp, CrossEntropyOps};
 
-/// The mean of -log softmax(hidden weight^T)\[target\] over the rows that have a target, in nats;
-/// made once a step.
+/// Computes the mean of -log softmax(hidden weight^T)\[target\] over the rows that have a target,
+/// in nats. Build it once per step.
 ///
 /// The logits, rows x vocabulary, are the largest tensor of a language model's step. Here they
-/// exist in blocks of the vocabulary, forward and backward.
+/// exist only in blocks of the vocabulary, forward and backward.
 ///
 /// # Shapes
-/// - hidden: `[rows, channels]`; weight: `[vocabulary, channels]`, of any strides: a table of
-///   embeddings as it is, the weight of a `Linear` transposed
-/// - out: `[1]`, in f32, for f64 tensors f64
+/// - hidden: `[rows, channels]`; weight: `[vocabulary, channels]`, of any strides: an embedding
+///   table, or the transposed weight of a `Linear`
+/// - out: `[1]`, in f32, or f64 for f64 tensors
 ///
 /// # Numerics
-/// Softmax and sums are in the type of the output, and of f16 the products too: each gradient is
-/// rounded once. Of bf16, logits are rounded as a product gives them, and so is the gradient of the
-/// logits before it is multiplied. A logit of -inf is a word of probability 0.
+/// Softmax and sums are computed in the output's type, for f16 the products too: each gradient is
+/// rounded once. For bf16, products round the logits, and the gradient of the logits is rounded
+/// before its products. A logit of -inf is a word of probability 0.
 ///
 /// # Memory
-/// The autodiff graph keeps hidden and weight, which others hold too, and one number for each row.
-/// The logits are computed twice.
+/// The autodiff graph keeps hidden and weight, which others hold too, and one number per row. The
+/// logits are computed twice.
 ///
 /// # Example
 /// ```
@@ -57,11 +57,11 @@ pub struct CrossEntropy {
     counted: Option<Vec<i64>>,
 }
 
-/// The target of a row that does not count.
+/// The target of a row that the loss ignores.
 pub const IGNORED: i64 = -100;
 
 impl CrossEntropy {
-    /// The loss of rows with these targets, of which [`IGNORED`] ones do not count.
+    /// Creates the loss of rows with these targets. Rows with the target [`IGNORED`] do not count.
     ///
     /// # Errors
     /// [`AttentionError::Target`] for a target beyond the vocabulary; [`AttentionError::NoTargets`]
@@ -98,15 +98,15 @@ impl CrossEntropy {
         })
     }
 
-    /// Chooses which code computes; no backend has kernels, so that `Fused` are blocks.
+    /// Sets the implementation. No backend has kernels, so `Fused` means blocks.
     #[must_use]
     pub fn with_implementation(mut self, implementation: Implementation) -> Self {
         self.implementation = implementation;
         self
     }
 
-    /// Sets the size of blocks to about `logits` logits, or as many elements of the weight where it
-    /// has more channels than there are rows; by `None`, to the default.
+    /// Sets the size of blocks to about `logits` logits, or to that number of weight elements if
+    /// there are more channels than rows; `None` restores the default.
     #[must_use]
     pub fn with_blocks(mut self, logits: impl Into<Option<usize>>) -> Self {
         self.op.blocks = logits.into();

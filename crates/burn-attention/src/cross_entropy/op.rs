@@ -1,4 +1,4 @@
-//! The operation as backends see it.
+//! The operation as backends implement it.
 
 use std::sync::Arc;
 
@@ -65,18 +65,18 @@ impl CrossEntropyOp {
     }
 }
 
-/// Cross-entropy of a head on a backend.
+/// Cross-entropy of a head, as a backend implements it.
 ///
-/// Both methods have a body of ordinary operations on blocks of the vocabulary. The implementation
-/// for [`Autodiff`](burn::backend::Autodiff) adds the backward.
+/// Both methods have a default body of ordinary operations on blocks of the vocabulary. The
+/// implementation for [`Autodiff`](burn::backend::Autodiff) adds the backward.
 ///
 /// # Shapes
 /// - hidden: `[rows, channels]`; weight: `[vocabulary, channels]`
-/// - loss, gradient: `[1]`; f32, for f64 tensors f64
+/// - loss, gradient: `[1]`; f32, or f64 for f64 tensors
 /// - log_sum_exp: `[rows]`, of the type of the loss
 ///
 /// # Panics
-/// If shapes or types disagree: [`CrossEntropyOp::check`] reports how.
+/// If shapes or types disagree; [`CrossEntropyOp::check`] reports the reason.
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     Cube: cfg(feature = "cube"),
@@ -84,7 +84,8 @@ impl CrossEntropyOp {
     Autodiff
 )]
 pub trait CrossEntropyOps: Backend {
-    /// The mean loss, and the logarithm of the sum of the exponentials of each row of logits.
+    /// Computes the mean loss, and the logarithm of the sum of the exponentials of each row of
+    /// logits.
     fn cross_entropy_forward(
         hidden: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -93,7 +94,8 @@ pub trait CrossEntropyOps: Backend {
         blocks::forward::<Self>(hidden, weight, &op)
     }
 
-    /// The gradients of hidden and, if `weight_wanted`, of the weight, from that of the loss.
+    /// Computes the gradients of hidden and, if `weight_wanted`, of the weight, from the loss's
+    /// gradient.
     fn cross_entropy_backward(
         hidden: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -115,6 +117,6 @@ impl CrossEntropyOps for burn::backend::Flex {}
 #[cfg(feature = "cube")]
 impl CrossEntropyOps for burn::backend::Cube {}
 
-/// Blocks of ordinary operations, each sent by itself: their tensors stay on the device.
+/// Blocks of ordinary operations, each sent separately: their tensors stay on the device.
 #[cfg(feature = "remote")]
 impl CrossEntropyOps for burn::backend::Remote {}

@@ -1,7 +1,7 @@
 //! The backward, for autodiff over any backend.
 //!
-//! The node keeps q, k, v, g, beta and the state before each chunk; all else is computed again,
-//! block of chunks by block.
+//! The node keeps q, k, v, g, beta and the state before each chunk; everything else is recomputed,
+//! one block of chunks at a time.
 
 use burn::backend::AutodiffBackend;
 use burn::backend::autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};

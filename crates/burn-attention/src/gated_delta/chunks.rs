@@ -1,22 +1,22 @@
-//! The gated delta rule in chunks of tokens, of ordinary tensor operations.
+//! The gated delta rule in chunks of tokens, composed of ordinary tensor operations.
 //!
 //! In a chunk of L tokens, with the state S before it, c the sum of g from the chunk's first token,
-//! P(i, j) = exp(sum of g after j up to i) for j up to i, and a bar over what ends at another
-//! sequence's tokens, where P and exp(c) are 0:
+//! P(i, j) = exp(sum of g after j up to i) for j up to i, where P and exp(c) are 0 across the
+//! border of sequences:
 //!
 //! - A(i, j) = beta(i) <k(i), k(j)> P(i, j) for j before i, and T = (1 + A)^-1
-//! - X = beta (v - exp(c) k S): what each token would write if it were alone in its chunk
-//! - N = T X: what it writes, for it reads what those before it wrote
+//! - X = beta (v - exp(c) k S): the write of each token if it were alone in its chunk
+//! - N = T X: its actual write, since it reads the writes of earlier tokens
 //! - out = exp(c) q S + (q k^T P) N
 //! - the state after the chunk: exp(c(L)) S + sum over i of P(L, i) k(i) N(i)^T
 //!
-//! All but S is computed for many chunks at once; from chunk to chunk goes the state alone, and
+//! All but S is computed for many chunks at once; only the state passes from chunk to chunk, and
 //! backward its gradient.
 //!
-//! Sums of g are computed as such, not as differences of one sum over the chunk: beside a token
-//! that forgets nearly all, a difference would lose the digits of those that forget little. T comes
-//! from its diagonal blocks, doubled in size: the powers of A that would give (1 + A)^-1 faster
-//! grow beyond all digits where keys resemble each other.
+//! Sums of g are computed directly, not as differences of one sum over the chunk: beside a token
+//! that forgets nearly everything, a difference would lose the digits of tokens that forget little.
+//! T is built from its diagonal blocks by doubling: powers of A would give (1 + A)^-1 faster, but
+//! exceed all precision if keys are similar.
 //!
 //! # Source
 //! Yang, Kautz, Hatamizadeh: Gated Delta Networks: Improving Mamba2 with Delta Rule, ICLR 2025

@@ -1,5 +1,5 @@
-//! The gradients of the gated delta rule, of ordinary tensor operations: the [chunks](super::chunks)
-//! from the last to the first, whose state before each is known.
+//! The gradients of the gated delta rule, composed of ordinary tensor operations: over the
+//! [chunks](super::chunks) from last to first, with the known state before each.
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};

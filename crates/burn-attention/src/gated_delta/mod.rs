@@ -25,11 +25,12 @@ const CHUNK: usize = 64;
 /// Added to the sum of the squares of q and of k before its root.
 const NORM_EPSILON: f64 = 1e-6;
 
-/// Linear attention by the gated delta rule, computed in chunks of 64 tokens by matrix products;
-/// made once a step.
+/// Computes linear attention with the gated delta rule, as matrix products over chunks of 64
+/// tokens. Build it once per step.
 ///
-/// Each head has a matrix as its state, which starts with 0 in each sequence. A token first forgets
-/// a part of it, then writes what its value differs from what its key reads, and reads:
+/// The state of each head is a matrix, which starts at 0 in each sequence. A token first decays the
+/// state, then writes the difference between its value and the value that its key reads, and
+/// finally reads with its query:
 ///
 /// S <- e^g S; S <- S + k (beta (v - S^T k))^T; out = S^T q / sqrt(key_dim)
 ///
@@ -37,17 +38,17 @@ const NORM_EPSILON: f64 = 1e-6;
 ///
 /// # Shapes
 /// - q, k: `[batch, tokens, key_heads, key_dim]`; v, out: `[batch, tokens, heads, value_dim]`;
-///   `heads` is a multiple of `key_heads`, and head `h` of v reads head
-///   `h / (heads / key_heads)` of q and k
+///   `heads` is a multiple of `key_heads`, and head `h` of v reads head `h / (heads / key_heads)`
+///   of q and k
 /// - g (at most 0) and beta: `[batch, tokens, heads]`
 ///
 /// # Numerics
-/// g and beta are f32, and of 16-bit q, k and v everything is computed in f32: each result is
-/// rounded once. f64 in f64.
+/// g and beta are f32. 16-bit q, k and v are computed in f32, and each result is rounded once; f64
+/// is computed in f64.
 ///
 /// # Memory
-/// The autodiff graph keeps q, k, v, g, beta and a state for each chunk. What is computed of the
-/// chunks exists in blocks, forward and backward.
+/// The autodiff graph keeps q, k, v, g, beta and one state per chunk. Intermediates of the chunks
+/// exist only in blocks, forward and backward.
 ///
 /// # Source
 /// Yang, Kautz, Hatamizadeh: Gated Delta Networks: Improving Mamba2 with Delta Rule, ICLR 2025
@@ -79,7 +80,7 @@ pub struct GatedDelta {
 }
 
 impl GatedDelta {
-    /// The rule over these sequences.
+    /// Creates the rule over these sequences.
     pub fn new(sequences: Sequences) -> Self {
         Self {
             sequences,
@@ -87,15 +88,16 @@ impl GatedDelta {
         }
     }
 
-    /// Sets the size of blocks to about `elements` elements of a tensor; by `None`, to the default.
+    /// Sets the size of blocks to about `elements` elements of a tensor; `None` restores the
+    /// default.
     #[must_use]
     pub fn with_blocks(mut self, elements: impl Into<Option<usize>>) -> Self {
         self.blocks = elements.into();
         self
     }
 
-    /// The output, and the state after the last token, `[batch, heads, key_dim, value_dim]`, of the
-    /// type of g, to which no gradient goes.
+    /// Computes the output, and the state after the last token, `[batch, heads, key_dim,
+    /// value_dim]`, in the type of g. No gradient flows through the state.
     ///
     /// # Panics
     /// If the tensors do not fit; see [`try_forward`](Self::try_forward).
@@ -111,7 +113,7 @@ impl GatedDelta {
         or_panic(self.try_forward(q, k, v, g, beta))
     }
 
-    /// As [`forward`](Self::forward).
+    /// Computes the same as [`forward`](Self::forward).
     ///
     /// # Errors
     /// [`Shapes`](AttentionError::Shapes), [`Size`](AttentionError::Size),
@@ -157,12 +159,12 @@ impl GatedDelta {
     }
 }
 
-/// The rule for one token, from the state before it: the output, `[batch, heads, value_dim]`, and
-/// the state after it.
+/// Applies the rule to one token, from the state before it. Returns the output, `[batch, heads,
+/// value_dim]`, and the state after it.
 ///
 /// # Shapes
-/// - q, k: `[batch, key_heads, key_dim]`; v: `[batch, heads, value_dim]`; g, beta:
-///   `[batch, heads]`; state: `[batch, heads, key_dim, value_dim]`, of the type of g
+/// - q, k: `[batch, key_heads, key_dim]`; v: `[batch, heads, value_dim]`; g, beta: `[batch,
+///   heads]`; state: `[batch, heads, key_dim, value_dim]`, in the type of g
 ///
 /// # Errors
 /// Those of [`GatedDelta::try_forward`].

@@ -1,4 +1,4 @@
-//! The operation as backends see it.
+//! The operation as backends implement it.
 
 use burn::backend::{
     Backend, ExtensionType, TensorMetadata, backend_extension, tensor::FloatTensor,
@@ -9,25 +9,24 @@ use super::{chunks, gradients};
 use crate::error::{AttentionError, Result};
 use crate::sequences::Sequences;
 
-/// One pass of the gated delta rule: where the state starts anew, and how it is computed.
+/// One pass of the gated delta rule: its sequences, and options of its computation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GatedDeltaOp {
-    /// How the tokens divide into sequences.
+    /// The division of tokens into sequences.
     pub sequences: Sequences,
-    /// True if the states before all chunks are returned, which the backward needs; else the last
-    /// state alone is.
+    /// True to return the states before all chunks, which the backward needs; false to return only
+    /// the last state.
     pub keeps_states: bool,
-    /// The elements of a block's tensors, unless they are the default number; a chunk may have
-    /// more.
+    /// The elements of a block's tensors, or `None` for the default; a chunk may have more.
     pub blocks: Option<usize>,
 }
 
 /// The tensors that a gated delta rule's node keeps: those of the forward, and its states.
 #[derive(Clone, Debug, ExtensionType)]
 pub struct KeptStates<B: Backend> {
-    /// The queries, before they are normalised.
+    /// The queries before normalisation.
     pub q: FloatTensor<B>,
-    /// The keys, before they are normalised.
+    /// The keys before normalisation.
     pub k: FloatTensor<B>,
     /// The values.
     pub v: FloatTensor<B>,
@@ -136,18 +135,18 @@ impl GatedDeltaOp {
     }
 }
 
-/// The gated delta rule on a backend.
+/// The gated delta rule, as a backend implements it.
 ///
-/// Both methods have a body of ordinary operations on chunks of tokens. The implementation for
-/// [`Autodiff`](burn::backend::Autodiff) adds the backward.
+/// Both methods have a default body of ordinary operations on chunks of tokens. The implementation
+/// for [`Autodiff`](burn::backend::Autodiff) adds the backward.
 ///
 /// # Shapes
-/// - q, k: `[batch, tokens, key_heads, key_dim]`; v, out: `[batch, tokens, heads, value_dim]`;
-///   g, beta: `[batch, tokens, heads]`, f32, for f64 tensors f64
-/// - states: `[chunks + 1, batch * heads, key_dim, value_dim]`, or the last alone, of the type of g
+/// - q, k: `[batch, tokens, key_heads, key_dim]`; v, out: `[batch, tokens, heads, value_dim]`; g,
+///   beta: `[batch, tokens, heads]`, f32, or f64 for f64 tensors
+/// - states: `[chunks + 1, batch * heads, key_dim, value_dim]`, or only the last, in the type of g
 ///
 /// # Panics
-/// If shapes or types disagree: [`GatedDeltaOp::check`] reports how.
+/// If shapes or types disagree; [`GatedDeltaOp::check`] reports the reason.
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     Cube: cfg(feature = "cube"),
@@ -155,7 +154,7 @@ impl GatedDeltaOp {
     Autodiff
 )]
 pub trait GatedDeltaOps: Backend {
-    /// The output and the states.
+    /// Computes the output and the states.
     fn gated_delta_forward(
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,
@@ -167,7 +166,7 @@ pub trait GatedDeltaOps: Backend {
         chunks::forward::<Self>([q, k, v, g, beta], &op)
     }
 
-    /// The gradients of q, k, v, g and beta, from that of the output.
+    /// Computes the gradients of q, k, v, g and beta from the output's gradient.
     #[allow(
         clippy::type_complexity,
         reason = "the macro reads tuples of tensors alone"
@@ -196,6 +195,6 @@ impl GatedDeltaOps for burn::backend::Flex {}
 #[cfg(feature = "cube")]
 impl GatedDeltaOps for burn::backend::Cube {}
 
-/// Chunks of ordinary operations, each sent by itself: their tensors stay on the device.
+/// Chunks of ordinary operations, each sent separately: their tensors stay on the device.
 #[cfg(feature = "remote")]
 impl GatedDeltaOps for burn::backend::Remote {}

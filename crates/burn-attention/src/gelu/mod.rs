@@ -1,4 +1,4 @@
-//! GELU with its own gradient.
+//! GELU with a hand-written gradient.
 
 mod backward;
 mod op;
@@ -14,9 +14,9 @@ use crate::backends;
 
 pub use op::GeluOps;
 
-/// x times the standard normal distribution function of x.
+/// Computes x times the standard normal distribution function of x.
 ///
-/// burn's own differs in its gradient, which on some backends is that of an approximation.
+/// burn's GELU differs in its gradient, which on some backends is that of an approximation.
 ///
 /// # Memory
 /// The autodiff graph keeps x.

@@ -1,11 +1,11 @@
-//! The operation as backends see it.
+//! The operation as backends implement it.
 
 use burn::backend::{Backend, backend_extension, tensor::FloatTensor};
 
-/// x times the standard normal distribution function of x, on a backend.
+/// x times the standard normal distribution function of x, as a backend implements it.
 ///
-/// The methods are burn's own where its backward is that of this function. The implementation for
-/// [`Autodiff`](burn::backend::Autodiff) adds the backward.
+/// The methods are burn's on backends whose backward belongs to this function. The implementation
+/// for [`Autodiff`](burn::backend::Autodiff) adds the backward.
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     Cube: cfg(feature = "cube"),
@@ -13,12 +13,12 @@ use burn::backend::{Backend, backend_extension, tensor::FloatTensor};
     Autodiff
 )]
 pub trait GeluOps: Backend {
-    /// The output.
+    /// Computes the output.
     fn gelu_forward(x: FloatTensor<Self>) -> FloatTensor<Self> {
         Self::gelu(x)
     }
 
-    /// The gradient of x, from that of the output.
+    /// Computes the gradient of x from the output's gradient.
     fn gelu_gradient(x: FloatTensor<Self>, gradient: FloatTensor<Self>) -> FloatTensor<Self> {
         Self::gelu_backward(x, gradient)
     }
@@ -27,8 +27,8 @@ pub trait GeluOps: Backend {
 #[cfg(feature = "flex")]
 impl GeluOps for burn::backend::Flex {}
 
-/// burn 0.22.1 has the gradient of the approximation by tanh: relative to the gradient of a layer it
-/// is off by about 4e-4.
+/// burn 0.22.1 has the gradient of the tanh approximation; its error is about 4e-4 of a layer's
+/// gradient.
 #[cfg(feature = "cube")]
 impl GeluOps for burn::backend::Cube {
     fn gelu_gradient(x: FloatTensor<Self>, gradient: FloatTensor<Self>) -> FloatTensor<Self> {

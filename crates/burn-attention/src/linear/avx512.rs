@@ -1,8 +1,8 @@
-//! The product of bf16 matrices by AVX-512's dot products of pairs, summed in f32.
+//! The product of bf16 matrices with AVX-512's dot products of pairs, summed in f32.
 //!
-//! A task computes a block of the output. It packs a block of the weight, pairs of its rows side by
-//! side, and goes over the rows of x by twelve: twelve by 32 sums stay in registers while the
-//! pairs of a stretch of the channels pass.
+//! A task computes a block of the output. It packs a block of the weight with pairs of rows
+//! interleaved, and processes twelve rows of x at a time: twelve by 32 sums stay in registers over
+//! a range of channels.
 
 use std::arch::x86_64::*;
 use std::ops::Range;

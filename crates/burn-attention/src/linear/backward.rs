@@ -1,5 +1,5 @@
 //! The backward, for autodiff over any backend: the node keeps weight, a and b, which others hold
-//! too, and x where a gradient is computed from it.
+//! too, and x if a gradient needs it.
 
 use burn::backend::AutodiffBackend;
 use burn::backend::autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};

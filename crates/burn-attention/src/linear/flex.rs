@@ -1,4 +1,4 @@
-//! Flex, burn's CPU backend: kernels on the tensors' own storage, on all threads of rayon's pool.
+//! Flex, burn's CPU backend: kernels on the tensors' storage, on all threads of rayon's pool.
 
 use burn::backend::TensorMetadata;
 use burn::backend::flex::{Flex, FlexTensor};

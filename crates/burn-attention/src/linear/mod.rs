@@ -1,4 +1,4 @@
-//! A linear layer, with an adapter of low rank beside its weight.
+//! A linear layer with a low-rank adapter beside its weight.
 
 #[cfg(all(feature = "flex", target_arch = "x86_64"))]
 mod avx512;
@@ -19,28 +19,27 @@ pub use op::LinearOps;
 
 burn_fused::reaches!(Flex: cfg(all(feature = "flex", target_arch = "x86_64")));
 
-/// x weight + bias + (x a) b, the last term where there is an adapter: `[a, b]`.
+/// Computes x weight + bias + (x a) b, the last term if there is an adapter `[a, b]`.
 ///
-/// On the CPU backend, bf16 is multiplied as it is by processors that have AVX-512 for bf16; burn's
-/// own product widens the whole weight first. On other devices these are ordinary operations.
+/// On the CPU backend, processors with AVX-512 for bf16 multiply bf16 directly; burn's own product
+/// widens the whole weight first. Other devices run ordinary operations.
 ///
 /// # Shapes
 /// - x: `[.., inputs]`; weight: `[inputs, outputs]`; bias: `[outputs]`, all of one type
-/// - a: `[inputs, rank]`; b: `[rank, outputs]`, in f32, for f64 tensors f64
+/// - a: `[inputs, rank]`; b: `[rank, outputs]`, in f32, or f64 for f64 tensors
 /// - out: `[.., outputs]`
 ///
 /// # Numerics
-/// Of 16-bit tensors all is computed in f32. The sum of the product and the adapter's term is
-/// rounded once. The kernel rounds the whole output once, and takes elements of bf16 below 1.2e-38
-/// as 0.
+/// 16-bit tensors are computed in f32. The sum of the product and the adapter's term is rounded
+/// once. The kernel rounds the whole output once, and treats bf16 elements below 1.2e-38 as 0.
 ///
 /// # Memory
-/// With the kernel, the autodiff graph keeps x where weight or adapter are tracked, and nothing in
-/// f32. Of ordinary operations it keeps what a and b read, in their type.
+/// With the kernel, the autodiff graph keeps x if weight or adapter are tracked, and nothing in
+/// f32. With ordinary operations it keeps the inputs of a and b, in their type.
 ///
 /// # Errors
-/// [`Size`](AttentionError::Size), [`NoChannels`](AttentionError::NoChannels) without inputs or with
-/// an adapter of rank 0, [`Op`](AttentionError::Op).
+/// [`Size`](AttentionError::Size), [`NoChannels`](AttentionError::NoChannels) without inputs or
+/// with an adapter of rank 0, [`Op`](AttentionError::Op).
 ///
 /// # Example
 /// ```
@@ -102,7 +101,7 @@ pub fn linear<const D: usize>(
     Ok((y.cast(term.dtype()) + term).cast(dtype))
 }
 
-/// True if [`linear`] has a kernel for a type on a device.
+/// Returns true if [`linear`] has a kernel for a type on a device.
 pub fn has_linear_kernel(device: &Device, dtype: DType) -> bool {
     dtype == DType::BF16 && reaches(device.as_dispatch()) && has_instructions()
 }

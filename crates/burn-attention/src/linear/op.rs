@@ -1,15 +1,16 @@
-//! The operation as backends see it.
+//! The operation as backends implement it.
 
 use burn::backend::{Backend, backend_extension, tensor::FloatTensor};
 
-/// A linear layer of bf16, with an adapter of f32 beside its weight, on a backend with kernels.
+/// A bf16 linear layer with an f32 adapter beside its weight, as a backend with kernels implements
+/// it.
 ///
 /// # Shapes
 /// x: `[rows, inputs]`; weight: `[inputs, outputs]`, of any strides; bias: `[outputs]`; a:
 /// `[inputs, rank]`; b: `[rank, outputs]`. The rank may be 0.
 #[backend_extension(Flex: cfg(all(feature = "flex", target_arch = "x86_64")), Autodiff)]
 pub trait LinearOps: Backend {
-    /// x weight + bias + x a b, rounded once: `[rows, outputs]`.
+    /// Computes x weight + bias + x a b, rounded once: `[rows, outputs]`.
     fn linear_forward(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -18,7 +19,7 @@ pub trait LinearOps: Backend {
         b: FloatTensor<Self>,
     ) -> FloatTensor<Self>;
 
-    /// The gradient of x, from that of the output.
+    /// Computes the gradient of x from the output's gradient.
     fn linear_x_gradient(
         gradient: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -26,7 +27,7 @@ pub trait LinearOps: Backend {
         b: FloatTensor<Self>,
     ) -> FloatTensor<Self>;
 
-    /// The gradients of a and b, from that of the output.
+    /// Computes the gradients of a and b from the output's gradient.
     fn linear_adapter_gradients(
         x: FloatTensor<Self>,
         a: FloatTensor<Self>,

@@ -1,14 +1,14 @@
-//! RMSNorm of ordinary tensor operations: what every backend can run.
+//! RMSNorm composed of ordinary tensor operations, for every backend.
 
 use burn::backend::{Backend, TensorMetadata, get_or_init_device_settings, tensor::FloatTensor};
 use burn_fused::least;
 use burn_fused::primitive::{cast, widen};
 use burn_fused::rms_norm::{self, with_rank};
 
-/// As [`RmsNormOps::rms_norm_forward`](crate::RmsNormOps::rms_norm_forward).
+/// Computes the same as [`RmsNormOps::rms_norm_forward`](crate::RmsNormOps::rms_norm_forward).
 ///
 /// # Panics
-/// If x is no float that is computed with.
+/// If x has an unsupported element type.
 pub fn forward<B: Backend>(
     x: FloatTensor<B>,
     weight: FloatTensor<B>,
@@ -23,10 +23,10 @@ pub fn forward<B: Backend>(
     (cast::<B>(out, dtype), rstd)
 }
 
-/// As [`RmsNormOps::rms_norm_backward`](crate::RmsNormOps::rms_norm_backward).
+/// Computes the same as [`RmsNormOps::rms_norm_backward`](crate::RmsNormOps::rms_norm_backward).
 ///
 /// # Panics
-/// If x is no float that is computed with.
+/// If x has an unsupported element type.
 pub fn backward<B: Backend>(
     x: FloatTensor<B>,
     weight: FloatTensor<B>,

@@ -16,19 +16,20 @@ use crate::error::{AttentionError, Result};
 
 pub use op::RmsNormOps;
 
-/// x / sqrt(mean(x^2) + epsilon) * weight, over the last dimension.
+/// Computes x / sqrt(mean(x^2) + epsilon) * weight, over the last dimension.
 ///
 /// # Shapes
-/// - x, out: `[.., channels]`; weight: `[channels]`, of the type of x
+/// - x, out: `[.., channels]`; weight: `[channels]`, in the type of x
 ///
 /// # Numerics
-/// Of 16-bit tensors all is computed in f32, and each result is rounded once; f64 in f64.
+/// 16-bit tensors are computed in f32 and each result is rounded once; f64 is computed in f64.
 ///
-/// A row whose squares leave that type is NaN, not 0: in f32, one of about 1e19 and more, and with an
-/// epsilon of 0 one of about 1e-19 and less. An NPU's own kernels do as their maker lets them.
+/// A row whose squares overflow that type is NaN, not 0: in f32, elements of about 1e19 and more.
+/// With an epsilon of 0, so is a row whose squares underflow: elements of about 1e-19 and less. On
+/// an NPU, the vendor's kernels decide these cases.
 ///
 /// # Memory
-/// The autodiff graph keeps x, the weight and one number for each row.
+/// The autodiff graph keeps x, the weight and one number per row.
 ///
 /// # Errors
 /// [`Size`](AttentionError::Size), [`Op`](AttentionError::Op),

@@ -1,17 +1,17 @@
-//! The operation as backends see it.
+//! The operation as backends implement it.
 
 use burn::backend::{Backend, backend_extension, tensor::FloatTensor};
 
 use super::composed;
 
-/// RMSNorm over the last dimension, on a backend.
+/// RMSNorm over the last dimension, as a backend implements it.
 ///
-/// Both methods have a body of ordinary operations; a backend overrides them if it has an operator.
-/// The implementation for [`Autodiff`](burn::backend::Autodiff) adds the backward.
+/// Both methods have a default body of ordinary operations; a backend with an operator overrides
+/// them. The implementation for [`Autodiff`](burn::backend::Autodiff) adds the backward.
 ///
 /// # Shapes
-/// - x, out, gradient: `[.., channels]`; weight: `[channels]`, of the type of x
-/// - rstd: `[.., 1]`, f32, for f64 tensors f64
+/// - x, out, gradient: `[.., channels]`; weight: `[channels]`, in the type of x
+/// - rstd: `[.., 1]`, f32, or f64 for f64 tensors
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     Cube: cfg(feature = "cube"),
@@ -19,7 +19,7 @@ use super::composed;
     Autodiff
 )]
 pub trait RmsNormOps: Backend {
-    /// The output, and rstd = 1 / sqrt(mean(x^2) + epsilon) of each row.
+    /// Computes the output, and rstd = 1 / sqrt(mean(x^2) + epsilon) of each row.
     fn rms_norm_forward(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -28,7 +28,7 @@ pub trait RmsNormOps: Backend {
         composed::forward::<Self>(x, weight, epsilon)
     }
 
-    /// The gradients of x and the weight, from that of the output.
+    /// Computes the gradients of x and the weight from the output's gradient.
     fn rms_norm_backward(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,

@@ -1,7 +1,8 @@
-//! A short convolution of ordinary tensor operations: what every backend can run.
+//! A short convolution composed of ordinary tensor operations, for every backend.
 //!
-//! With z(t) = sum over j of weight(j) x(t - j') for the taps of its own sequence, y = z sigmoid(z):
-//! dx(t - j') gathers weight(j) dz(t), and dweight(j) is the sum over all t of dz(t) x(t - j').
+//! With z(t) = sum over j of weight(j) x(t - j') for the taps of its own sequence, y = z
+//! sigmoid(z): dx(t - j') gathers weight(j) dz(t), and dweight(j) is the sum over all t of dz(t)
+//! x(t - j').
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};

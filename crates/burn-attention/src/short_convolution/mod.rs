@@ -14,14 +14,14 @@ use crate::sequences::Sequences;
 
 pub use op::{ShortConvolutionOp, ShortConvolutionOps};
 
-/// silu(z) with z(t) = sum over j of weight(j) x(t - taps + 1 + j), each channel by itself, over
-/// the tokens of t's own sequence.
+/// Computes silu(z) with z(t) = sum over j of weight(j) x(t - taps + 1 + j), separately for each
+/// channel, over the tokens of t's sequence.
 ///
 /// # Shapes
-/// - x, out: `[batch, tokens, channels]`; weight: `[channels, taps]`, of the type of x
+/// - x, out: `[batch, tokens, channels]`; weight: `[channels, taps]`, in the type of x
 ///
 /// # Numerics
-/// Of 16-bit tensors all is computed in f32, and each result is rounded once; f64 in f64.
+/// 16-bit tensors are computed in f32 and each result is rounded once; f64 is computed in f64.
 ///
 /// # Memory
 /// The autodiff graph keeps x and the weight.

@@ -1,4 +1,4 @@
-//! The operation as backends see it.
+//! The operation as backends implement it.
 
 use burn::backend::{Backend, TensorMetadata, backend_extension, tensor::FloatTensor};
 use burn_fused::{accumulator, expect};
@@ -7,10 +7,10 @@ use super::composed;
 use crate::error::{AttentionError, Result};
 use crate::sequences::Sequences;
 
-/// One convolution: where it starts anew.
+/// One convolution: its sequences.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShortConvolutionOp {
-    /// How the tokens divide into sequences.
+    /// The division of tokens into sequences.
     pub sequences: Sequences,
 }
 
@@ -45,16 +45,16 @@ impl ShortConvolutionOp {
     }
 }
 
-/// A short causal convolution of each channel, and SiLU, on a backend.
+/// A short causal convolution of each channel, and SiLU, as a backend implements it.
 ///
-/// Both methods have a body of ordinary operations. The implementation for
+/// Both methods have a default body of ordinary operations. The implementation for
 /// [`Autodiff`](burn::backend::Autodiff) adds the backward.
 ///
 /// # Shapes
-/// - x, out: `[batch, tokens, channels]`; weight: `[channels, taps]`, of the type of x
+/// - x, out: `[batch, tokens, channels]`; weight: `[channels, taps]`, in the type of x
 ///
 /// # Panics
-/// If shapes or types disagree: [`ShortConvolutionOp::check`] reports how.
+/// If shapes or types disagree; [`ShortConvolutionOp::check`] reports the reason.
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     Cube: cfg(feature = "cube"),
@@ -62,7 +62,7 @@ impl ShortConvolutionOp {
     Autodiff
 )]
 pub trait ShortConvolutionOps: Backend {
-    /// The output.
+    /// Computes the output.
     fn short_convolution_forward(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -71,7 +71,7 @@ pub trait ShortConvolutionOps: Backend {
         composed::forward::<Self>(x, weight, &op)
     }
 
-    /// The gradients of x and the weight, from that of the output.
+    /// Computes the gradients of x and the weight from the output's gradient.
     fn short_convolution_backward(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -90,6 +90,6 @@ impl ShortConvolutionOps for burn::backend::Flex {}
 #[cfg(feature = "cube")]
 impl ShortConvolutionOps for burn::backend::Cube {}
 
-/// Ordinary operations, each sent by itself: their tensors stay on the device.
+/// Ordinary operations, each sent separately: their tensors stay on the device.
 #[cfg(feature = "remote")]
 impl ShortConvolutionOps for burn::backend::Remote {}

@@ -14,18 +14,18 @@ use crate::error::{AttentionError, Result};
 
 pub use op::SwiGluOps;
 
-/// silu(gate) * up, with silu(x) = x / (1 + e^-x): what is between the matrices of a gated
-/// feed-forward network (SwiGLU).
+/// Computes silu(gate) * up with silu(x) = x / (1 + e^-x), the activation of a gated feed-forward
+/// network (SwiGLU).
 ///
 /// # Shapes
-/// gate, up, out: the same, in one type
+/// gate, up, out: the same shape and type
 ///
 /// # Numerics
-/// Of 16-bit tensors all is computed in f32, and each result is rounded once; f64 in f64.
+/// 16-bit tensors are computed in f32 and each result is rounded once; f64 is computed in f64.
 ///
 /// # Memory
-/// The autodiff graph keeps gate and up; of ordinary operations it keeps the sigmoid and the silu
-/// too.
+/// The autodiff graph keeps gate and up; with ordinary operations it also keeps the sigmoid and the
+/// SiLU.
 ///
 /// # Errors
 /// [`Shapes`](AttentionError::Shapes), [`Op`](AttentionError::Op).

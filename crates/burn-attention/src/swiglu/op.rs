@@ -1,11 +1,11 @@
-//! The operation as backends see it.
+//! The operation as backends implement it.
 
 use burn::backend::{Backend, TensorMetadata, backend_extension, tensor::FloatTensor};
 use burn_fused::primitive::{cast, widen};
 
-/// silu(gate) * up on a backend.
+/// silu(gate) * up, as a backend implements it.
 ///
-/// Both methods have a body of ordinary operations. The implementation for
+/// Both methods have a default body of ordinary operations. The implementation for
 /// [`Autodiff`](burn::backend::Autodiff) adds the backward.
 #[backend_extension(
     Flex: cfg(feature = "flex"),
@@ -14,12 +14,12 @@ use burn_fused::primitive::{cast, widen};
     Autodiff
 )]
 pub trait SwiGluOps: Backend {
-    /// The output, of the shape and type of both.
+    /// Computes the output, in the shape and type of both inputs.
     fn swiglu_forward(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self> {
         forward::<Self>(gate, up)
     }
 
-    /// The gradients of gate and up, from that of the output.
+    /// Computes the gradients of gate and up from the output's gradient.
     fn swiglu_backward(
         gate: FloatTensor<Self>,
         up: FloatTensor<Self>,
@@ -52,6 +52,6 @@ pub(super) fn forward<B: Backend>(gate: FloatTensor<B>, up: FloatTensor<B>) -> F
 #[cfg(feature = "cube")]
 impl SwiGluOps for burn::backend::Cube {}
 
-/// Ordinary operations, each sent by itself: their tensors stay on the device.
+/// Ordinary operations, each sent separately: their tensors stay on the device.
 #[cfg(feature = "remote")]
 impl SwiGluOps for burn::backend::Remote {}

@@ -1,10 +1,10 @@
-//! The guard that strangers meet in front of burn-remote's server.
+//! The guard in front of burn-remote's server.
 //!
-//! burn-remote asks for the token in a session's first message, but reads up to 1 GiB for that
-//! message and waits for it without limit, and its route for transfers between servers asks for no
-//! token. So a connection reaches it only as a WebSocket on the route of sessions, by a request
-//! that is written here, and after a first message that is small and has come in time. Until the
-//! server has answered that by a message of its own, nothing else passes.
+//! burn-remote checks the token in a session's first message, but it reads up to 1 GiB for that
+//! message and waits without limit, and its route for transfers between servers checks no token. A
+//! connection therefore reaches it only as a WebSocket on the session route, through a request
+//! written here, and after a first message that is small and arrives in time. Nothing else passes
+//! until the server has answered that message.
 
 use std::collections::VecDeque;
 use std::io;

@@ -1,10 +1,10 @@
-//! Calls that the vendor's first phase puts on the AI CPU.
+//! Calls that the vendor's first phase assigns to the AI CPU.
 //!
 //! Operators run on the AI Core or, in some element types, on the AI CPU: a few general-purpose
-//! cores, much slower, which the operator's document does not name. The tables here are what the
-//! vendor's own first phases chose on the host, compiled from the sources of [`REVISION`] for
+//! cores, much slower, which the operator's documentation does not mention. These tables record the
+//! choices of the vendor's first phases, compiled for the host from the sources of [`REVISION`] for
 //! Atlas A2 and A3, which choose alike; `cargo xaudit vendor-operators` compares them again.
-//! [`ai_cpu_calls`] counts the calls that they name.
+//! [`ai_cpu_calls`] counts the calls that the tables name.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};

@@ -1,5 +1,5 @@
-//! The parts of a call: tensors and numbers, the objects of the operator library that stand for
-//! them, and the operator's names.
+//! The parts of a call: tensors and scalars, the operator library's objects for them, and the
+//! operator's names.
 
 use std::ffi::{CStr, c_char};
 

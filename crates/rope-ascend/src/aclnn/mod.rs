@@ -1,12 +1,12 @@
-//! The operators that the vendor ships, as safe functions.
+//! The vendor's operators as safe functions.
 //!
 //! Each call has two phases: the operator plans and names its workspace, then runs on the stream.
-//! Outputs are defined once the stream has passed the call. All operators are rows of the tables in
-//! `sys`, and methods of [`Operators`].
+//! Outputs are defined once the stream has executed the call. All operators are rows of the tables
+//! in `sys`, and methods of [`Operators`].
 //!
-//! Those of training (arithmetic, comparisons, reductions, data movement, matrix products) judge
-//! their arguments themselves. The rotary operators compute some calls wrongly without reporting
-//! it, so they are called within their documented limits only, with the limit in the error:
+//! Operators for training (arithmetic, comparisons, reductions, data movement, matrix products)
+//! check their arguments themselves. The rotary operators silently compute some calls wrongly, so
+//! they are called only within their documented limits, and the error states the limit:
 //!
 //! | method | operator | limits |
 //! |---|---|---|
@@ -14,8 +14,8 @@
 //! | [`Operators::rotary_mul_gradient`] | its gradient | B·N at most 1024 with angles |
 //! | [`Operators::mrope`] | `npu_mrope` | four section lists; aligned sizes; dense q and k |
 //!
-//! `npu_mrope` has no gradient of its own. Where a pair shares its angle, the gradient is the same
-//! operator with the sines negated: [`MropeAngles`] for the adjoint.
+//! `npu_mrope` has no gradient. If a pair shares its angle, the gradient is the same operator with
+//! negated sines: [`MropeAngles`] for the adjoint.
 //!
 //! # Source
 //! Public documentation of the operators (hicann/ops-transformer, `posembedding`; hicann/ops-math

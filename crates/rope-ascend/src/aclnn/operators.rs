@@ -1,10 +1,10 @@
 //! Calls of operators.
 //!
 //! [`Operators`] has one method for each row of the tables in `sys`. Tensors are [`View`]s: memory,
-//! and how its elements are read. What is checked here is what could touch memory that is not the
-//! caller's: that a view lies within its memory, and that the memory belongs to the stream. Element
-//! types, shapes and attributes are the operator's to judge; it does so in its first phase, before
-//! anything is queued, and its code and message come back as [`AscendError::Call`].
+//! and how its elements are read. Checks here protect memory that is not the caller's: a view must
+//! lie within its memory, and the memory must belong to the stream. The operator checks element
+//! types, shapes and attributes in its first phase, before anything is queued; its code and message
+//! are returned as [`AscendError::Call`].
 //!
 //! [`AscendError::Call`]: crate::AscendError::Call
 

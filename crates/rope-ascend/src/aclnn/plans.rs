@@ -1,21 +1,21 @@
-//! Planned calls, and the ones that are kept.
+//! Planned calls, and those that are kept.
 //!
-//! A call that comes a second time with the same shapes, strides, offsets, types and attributes is
-//! planned as a repeatable one and kept: from then on only the addresses are set before each run.
-//! Calls are kept from their second time on, because a call with a number that changes in every
-//! step of training comes once.
+//! A call that occurs a second time with the same shapes, strides, offsets, types and attributes is
+//! planned as repeatable and kept: from then on, only the addresses are set before each run. Calls
+//! are not kept on first use, because a call with a number that changes in every training step
+//! occurs only once.
 //!
-//! The first time is planned as a repeatable one too, and destroyed once it is queued. Otherwise
-//! the operator library would put it into a cache of its own, and answer the second time with an
-//! entry of that cache, which it does not repeat.
+//! The first call is planned as repeatable too, and destroyed once it is queued. Otherwise the
+//! operator library would put it into its cache and answer the second call with an entry of that
+//! cache, which cannot be repeated.
 //!
-//! The address that is set is that of the memory, not of a view's first element: it is documented
-//! as the storage address, and the library adds the offset that the view was planned with
-//! (`GetData` and `RecordAddrRule` of opbase at aa3cd74). A tensor that is read and written counts
-//! among the inputs and among the outputs, and is set as both.
+//! The address to set is that of the memory, not of a view's first element: it is documented as the
+//! storage address, and the library adds the view's planned offset (`GetData` and `RecordAddrRule`
+//! of opbase at aa3cd74). A tensor that is read and written counts as an input and as an output,
+//! and is set as both.
 //!
-//! Not kept are calls that the operator library refuses to repeat, such as those with random
-//! numbers.
+//! Calls that the operator library refuses to repeat, such as those with random numbers, are not
+//! kept.
 
 use std::collections::VecDeque;
 use std::hash::BuildHasher;

@@ -1,7 +1,7 @@
-//! The stock rotary operators, each called within its documented limits only.
+//! The stock rotary operators, each called only within its documented limits.
 //!
-//! Calls that an operator would refuse, or compute wrongly without reporting it, are refused first.
-//! A limit is a row: the condition to keep, the limit's text, and that of the value found.
+//! Calls that an operator would refuse, or silently compute wrongly, are refused first. A limit is
+//! a row: the condition, the limit's text, and the text of the value found.
 
 use rope_core::{AxisLayout, CosSinTable, Direction, Layout, Pairing, Positions};
 

@@ -1,4 +1,4 @@
-//! One small launch of each family of kernels, in memory with guards around it, compared with the
+//! One small launch of each family of kernels, in memory between guard zones, compared with the
 //! CPU.
 
 use std::sync::Arc;

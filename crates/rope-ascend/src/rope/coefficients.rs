@@ -1,4 +1,4 @@
-//! Where each coefficient of the rotation is found in a token's angles.
+//! The place of each rotation coefficient in a token's angles.
 //!
 //! The kernel computes `y[k] = a[k]·x[k] ± b[k]·x[partner(k)]` over channel segments. Pairing,
 //! direction and shared or separate angles differ only in these tables.

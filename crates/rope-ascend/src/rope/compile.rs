@@ -1,4 +1,4 @@
-//! Compiling the kernels at run time, where the installation can.
+//! Compiles the kernels at run time, if the installation can.
 #![allow(unsafe_code, reason = "calls of the run-time compiler")]
 
 use std::ffi::CString;

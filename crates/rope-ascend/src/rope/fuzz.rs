@@ -1,4 +1,4 @@
-//! The planner as a fuzz target reaches it: in builds with `--cfg fuzzing` only.
+//! The planner's interface for a fuzz target, only in builds with `--cfg fuzzing`.
 
 use rope_core::{Direction, Geometry, HeadNorm, HeadsLayout, NormOrder};
 

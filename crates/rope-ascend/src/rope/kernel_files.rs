@@ -1,8 +1,8 @@
-//! Compiled kernels, kept in files from one process to the next.
+//! Compiled kernels, kept in files between processes.
 //!
-//! A file is found by a hash of what was compiled. It is used if it holds that in full (source,
-//! options, toolkit), and a binary of the length and checksum that it states. Anything else is as
-//! good as no file. This finds damage, not forgery: the folder is the user's own.
+//! A file is found by a hash of the compiler's inputs. It is used if it contains these in full
+//! (source, options, toolkit), and a binary of the stated length and checksum. Any other file is
+//! ignored. This detects damage, not forgery: the folder belongs to the user.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Rotation of q and k, also with their RMSNorm, and its gradients, by this crate's own kernels.
+//! Rotation of q and k, optionally with their RMSNorm, and its gradients, by this crate's kernels.
 //!
 //! [`Npu`] opens a device and finds its [`Kernels`]; a [`Rotator`] runs them for one
 //! [`Geometry`](rope_core::Geometry). Tensors are [`Heads`]: device memory and a

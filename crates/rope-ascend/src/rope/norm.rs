@@ -1,4 +1,4 @@
-//! Running the norm of the heads with their rotation, and its backward.
+//! Runs the norm of the heads with their rotation, and its backward.
 #![allow(unsafe_code, reason = "launches the kernels with checked arguments")]
 
 use rope_core::{HeadNorm, RopeError};

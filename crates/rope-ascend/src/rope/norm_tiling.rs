@@ -1,5 +1,5 @@
-//! How the norm with the rotation is cut into tiles: whole heads of one tensor, in a row of lanes
-//! in which the members of the pairs lie in segments.
+//! Cuts the norm with the rotation into tiles: whole heads of one tensor, in a row of lanes with
+//! the members of pairs in segments.
 
 use rope_core::{Direction, HeadNorm, NormOrder, Pairing};
 

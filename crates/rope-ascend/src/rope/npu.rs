@@ -1,4 +1,4 @@
-//! A device with the kernels, opened once in a process.
+//! A device with the kernels, opened once per process.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};

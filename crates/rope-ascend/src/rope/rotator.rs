@@ -1,4 +1,4 @@
-//! Running rotations.
+//! Runs rotations.
 #![allow(unsafe_code, reason = "launches the kernels with checked arguments")]
 
 use std::collections::HashMap;

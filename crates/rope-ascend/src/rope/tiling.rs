@@ -1,8 +1,8 @@
-//! How a rotation is cut into tiles: pure functions of shapes and the machine.
+//! Cuts a rotation into tiles: pure functions of shapes and the machine.
 //!
-//! A core takes an even share of the tokens. A tile is some of them with all their heads, as many
-//! as fit the unified buffer `slots` times and once more as f32; in head-major tensors, many
-//! tokens of a few heads. `docs/dev/kernels.md` works an example in numbers.
+//! A core takes an even share of the tokens. A tile has all heads of the most tokens that fit the
+//! unified buffer `slots` times and once more as f32; in head-major tensors, many tokens of a few
+//! heads. `docs/dev/kernels.md` has a worked example.
 
 use rope_core::{Direction, Pairing};
 

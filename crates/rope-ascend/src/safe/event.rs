@@ -1,4 +1,4 @@
-//! Points of streams that other streams wait for.
+//! Points in streams that other streams wait for.
 
 use super::device::Device;
 use super::stream::Stream;

@@ -1,4 +1,4 @@
-//! The cores of a device and their memory.
+//! A device's cores and their memory.
 
 use crate::error::{AscendError, Result};
 

@@ -1,10 +1,10 @@
 //! Owned handles.
 //!
-//! Each handle holds what it depends on by reference count: a buffer its stream, a stream its
-//! device, and a device the runtime; the libraries stay mapped until the process ends. Before
-//! each call the calling thread's current device is set, so handles may move between threads.
-//! `Drop` never panics: the first failure of a teardown is kept by the runtime and returned by
-//! the next call through any of its handles, or by [`Runtime::close`].
+//! Each handle holds its dependency by reference count: a buffer its stream, a stream its device,
+//! and a device the runtime; the libraries stay mapped until the process ends. Each call first sets
+//! the calling thread's current device, so handles may move between threads. `Drop` never panics:
+//! the runtime keeps the first teardown failure, and the next call through any of its handles, or
+//! [`Runtime::close`], returns it.
 #![allow(
     unsafe_code,
     reason = "calls through `result` with handles that these types own"

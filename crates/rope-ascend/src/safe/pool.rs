@@ -1,15 +1,15 @@
 //! Device memory: segments, the blocks in them, and accounting.
 //!
-//! The runtime hands out pages of 2 MiB, and slowly. It is asked for segments, and blocks are cut
-//! from them here: small ones from segments of 2 MiB, larger ones from segments of 64 MiB, the
-//! largest from one of their own. A block is cut from the first hole that holds it, in the order in
-//! which the segments came, so that later segments run empty; a block given back joins the holes
-//! beside it. Frameworks do much the same (`NPUCachingAllocator` of Ascend/pytorch at
-//! 9e73e708ab93), with large segments of 20 MiB: these hold no more than four tensors of 4 MiB,
+//! The runtime allocates pages of 2 MiB, slowly. The pool therefore requests segments and cuts
+//! blocks from them: small ones from segments of 2 MiB, larger ones from segments of 64 MiB, and
+//! each of the largest from a separate segment. A block is cut from the first hole that fits it, in
+//! the order of the segments' allocation, so that later segments become empty; a freed block joins
+//! the holes beside it. Frameworks do much the same (`NPUCachingAllocator` of Ascend/pytorch at
+//! 9e73e708ab93), with large segments of 20 MiB: these fit no more than four tensors of 4 MiB,
 //! because of the bytes after each.
 //!
-//! Lengths that change from step to step leave segments that no later step fills. So memory is not
-//! taken beyond the most that was ever held while whole segments are free: see
+//! Lengths that change from step to step leave segments that no later step fills. The pool
+//! therefore does not grow beyond its peak while whole segments are free: see
 //! [`Pool::should_shrink`].
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,4 +1,4 @@
-//! Collectives between devices: `libhccl.so`, of newer releases also `libhcomm.so`.
+//! Collectives between devices: `libhccl.so`, in newer releases also `libhcomm.so`.
 //!
 //! # Source
 //! `hccl/hccl.h` of hicann/hccl at 09300b70, `hccl/hccl_comm.h` and `hccl/hccl_types.h` of

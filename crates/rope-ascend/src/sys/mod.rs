@@ -1,6 +1,6 @@
 //! The C interface of the Ascend runtime, in the vendor's spelling and without logic.
 //!
-//! Functions are declared once, in [`functions!`](self) tables: the table gives the structure of
+//! Functions are declared once, in [`functions!`](self) tables. A table defines the structure of
 //! function pointers that the loader fills, and the list of [`Signature`]s that `cargo xtask abi`
 //! checks against the vendor's headers.
 //!

@@ -1,11 +1,11 @@
 //! The operators (`libopapi_math.so`, `libopapi_nn.so`, `libopapi_transformer.so`).
 //!
 //! Each row of a table declares both phases of one operator: `aclnnXGetWorkspaceSize`, which takes
-//! the listed parameters, and `aclnnX`. It names the repository of its document, the function that
-//! wraps it, and the limits that the document states. [`for_each_operator`] hands the operators of
-//! training to a macro, [`for_each_fused_operator`] those of training whose first phases the
-//! vendor's build generates, [`for_each_rotary_operator`] the stock rotary operators: here to one
-//! that declares the C functions, in [`aclnn`](crate::aclnn) to one that wraps them.
+//! the listed parameters, and `aclnnX`. It names the repository of the operator's documentation,
+//! the function that wraps it, and the documented limits. [`for_each_operator`] passes the training
+//! operators to a macro, [`for_each_fused_operator`] the training operators whose first phases the
+//! vendor's build generates, and [`for_each_rotary_operator`] the stock rotary operators. Here the
+//! macro declares the C functions; in [`aclnn`](crate::aclnn) it wraps them.
 //!
 //! # Source
 //! Public operator documents of hicann/ops-math, hicann/ops-nn and hicann/ops-transformer,

@@ -1,8 +1,8 @@
 //! The hand-written backward, for autodiff over any backend.
 //!
-//! The node keeps x, the weight and the angles: the backward computes the root of the mean of the
-//! squares again, from the x that it reads anyway. x is the output of a projection, which needs it
-//! no more. One fused forward of q and k registers two nodes, as for the rotation alone.
+//! The node keeps x, the weight and the angles: the backward recomputes the root mean square from
+//! x, which it reads anyway. x is the output of a projection, which no longer needs it. One fused
+//! forward of q and k registers two nodes, as for the rotation alone.
 
 use burn::backend::AutodiffBackend;
 use burn::backend::autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};

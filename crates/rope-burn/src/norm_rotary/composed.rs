@@ -1,4 +1,4 @@
-//! The norm from ordinary tensor operations, around a rotation: what every backend can run.
+//! The norm composed of ordinary tensor operations, around a rotation, for every backend.
 
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
 use burn_fused::{primitive::cast, rms_norm};
@@ -10,8 +10,8 @@ use crate::rotary::RotaryOp;
 /// A function that rotates one tensor by angles.
 pub type Rotate<B> = fn(FloatTensor<B>, FloatTensor<B>, RotaryOp) -> FloatTensor<B>;
 
-/// As [`NormRotaryOps::norm_rotary`](super::NormRotaryOps::norm_rotary): computed in the type of
-/// the angles, and rounded once.
+/// Computes the same as [`NormRotaryOps::norm_rotary`](super::NormRotaryOps::norm_rotary), in the
+/// type of the angles, rounded once.
 pub fn norm_rotate<B: Backend>(
     x: FloatTensor<B>,
     weight: FloatTensor<B>,
@@ -33,7 +33,8 @@ pub fn norm_rotate<B: Backend>(
     cast::<B>(y, dtype)
 }
 
-/// As [`NormRotaryOps::norm_rotary_backward`](super::NormRotaryOps::norm_rotary_backward).
+/// Computes the same as
+/// [`NormRotaryOps::norm_rotary_backward`](super::NormRotaryOps::norm_rotary_backward).
 pub fn norm_rotate_backward<B: Backend>(
     x: FloatTensor<B>,
     weight: FloatTensor<B>,

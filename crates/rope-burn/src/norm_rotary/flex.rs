@@ -1,4 +1,4 @@
-//! The norm with the rotation, by rope-core's kernels on the tensors' own storage.
+//! The norm with the rotation: rope-core's kernels on the tensors' storage.
 
 use burn::backend::flex::{Flex, FlexTensor};
 use burn::backend::tensor::FloatTensor;

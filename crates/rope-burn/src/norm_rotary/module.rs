@@ -1,4 +1,4 @@
-//! The module to put into a model, and the operation for models that have the weights already.
+//! The module for a model, and the operation for models that already have the weights.
 
 use burn::backend::Dispatch;
 use burn::config::Config;
@@ -14,11 +14,12 @@ use crate::error::Result;
 use crate::rotary::{self, Rotary, RotaryConfig};
 
 impl Rotary {
-    /// Normalises each head of q and k, before or after the rotation as `norm` says, and rotates
-    /// them, for models that hold the weights elsewhere than in a [`NormRotary`].
+    /// Normalises each head of q and k, before or after the rotation as `norm` states, and rotates
+    /// them, for models whose weights are not in a [`NormRotary`].
     ///
     /// # Panics
-    /// If shapes, types, weights or angles disagree; see [`try_forward_norm`](Self::try_forward_norm).
+    /// If shapes, types, weights or angles disagree; see
+    /// [`try_forward_norm`](Self::try_forward_norm).
     #[track_caller]
     pub fn forward_norm<const D: usize>(
         &self,
@@ -31,11 +32,11 @@ impl Rotary {
         or_panic(self.try_forward_norm(q, k, weights, norm, angles))
     }
 
-    /// Normalises each head of q and k, before or after the rotation as `norm` says, and rotates
-    /// them: one pass over both.
+    /// Normalises each head of q and k, before or after the rotation as `norm` states, and rotates
+    /// them, in one pass over both.
     ///
     /// # Shapes
-    /// q and k as the layout says; weights `[head_dim]`, in any float type.
+    /// q and k in the order of the layout; weights `[head_dim]`, in any float type.
     ///
     /// # Memory
     /// The autodiff graph keeps q, k and the step's angles. Without gradients, tensors that nothing
@@ -96,7 +97,7 @@ pub struct NormRotaryConfig {
 }
 
 impl NormRotaryConfig {
-    /// The module, whose weights multiply by 1.
+    /// Creates the module with weights that multiply by 1.
     ///
     /// # Panics
     /// If the frequencies cannot be computed; see [`try_init`](Self::try_init).
@@ -105,7 +106,7 @@ impl NormRotaryConfig {
         or_panic(self.try_init(device))
     }
 
-    /// The module, whose weights multiply by 1.
+    /// Creates the module with weights that multiply by 1.
     ///
     /// # Errors
     /// Those of [`RotaryConfig::try_init`].
@@ -134,12 +135,12 @@ impl NormRotaryConfig {
 /// The weight of a norm, `[head_dim]`.
 #[derive(Module, Debug)]
 pub struct NormWeight {
-    /// The factors of channels; with a unit offset, less 1.
+    /// The factors of channels, minus 1 with a unit offset.
     pub weight: Param<Tensor<1>>,
 }
 
 /// Normalises each head of q and k and rotates it, with the parameters `q_norm.weight` and
-/// `k_norm.weight`, as Qwen3, Gemma 3 and most others name them.
+/// `k_norm.weight`, named as in Qwen3, Gemma 3 and most other models.
 #[derive(Module, Debug)]
 pub struct NormRotary {
     /// The weight of q.
@@ -152,7 +153,7 @@ pub struct NormRotary {
 }
 
 impl NormRotary {
-    /// The rotation, which makes the angles of a step.
+    /// Returns the rotation, which computes the angles of a step.
     pub fn rotary(&self) -> &Rotary {
         &self.rotary
     }

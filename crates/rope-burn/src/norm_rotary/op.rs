@@ -1,4 +1,4 @@
-//! The operation as backends see it.
+//! The operation as backends implement it.
 
 use burn::backend::{TensorMetadata, backend_extension, tensor::FloatTensor};
 use burn_fused::{accumulator, expect};
@@ -8,19 +8,19 @@ use super::composed;
 use crate::error::Result;
 use crate::rotary::{RotaryOp, RotaryOps};
 
-/// A norm of each head and its rotation.
+/// A norm of each head with its rotation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NormRotaryOp {
-    /// Where the rotated channels lie in a head and how they pair.
+    /// The rotated channels of a head and their pairing.
     pub geometry: Geometry,
     /// The order of the dimensions of q and k.
     pub layout: Layout,
-    /// The norm, and whether it comes before the rotation.
+    /// The norm, and its order relative to the rotation.
     pub norm: HeadNorm,
 }
 
 impl NormRotaryOp {
-    /// The rotation alone.
+    /// Returns the rotation alone.
     pub(crate) fn rotary(&self, direction: Direction) -> RotaryOp {
         RotaryOp {
             geometry: self.geometry,
@@ -53,19 +53,20 @@ impl NormRotaryOp {
     }
 }
 
-/// RMSNorm of each head and its rotation on a backend.
+/// RMSNorm of each head with its rotation, as a backend implements it.
 ///
-/// Every method has a body composed from ordinary operations and the backend's rotation; a backend
-/// overrides those that it has kernels for. The implementation for
-/// [`Autodiff`](burn::backend::Autodiff) adds the hand-written backward.
+/// Every method has a default body, composed of ordinary operations and the backend's rotation; a
+/// backend with kernels overrides it. The implementation for [`Autodiff`](burn::backend::Autodiff)
+/// adds the hand-written backward.
 ///
 /// # Shapes
-/// - q, k, x: as `op.layout` says; q and k may differ in heads
+/// - q, k, x: in the order of `op.layout`; the head counts of q and k may differ
 /// - weights: `[head_dim]`, in the type of the angles
 /// - angles: as for [`RotaryOps`](crate::RotaryOps)
 ///
 /// # Panics
-/// If shapes or types disagree: [`RotaryOp::check`] and [`NormRotaryOp::check_weight`] report how.
+/// If shapes or types disagree; [`RotaryOp::check`] and [`NormRotaryOp::check_weight`] report the
+/// reason.
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     Cube: cfg(feature = "cube"),
@@ -74,8 +75,8 @@ impl NormRotaryOp {
     Autodiff
 )]
 pub trait NormRotaryOps: RotaryOps {
-    /// Normalises each head of q and k, before or after the rotation as `op.norm` says, and rotates
-    /// them: one pass over memory.
+    /// Normalises each head of q and k, before or after the rotation as `op.norm` states, and
+    /// rotates them, in one pass over memory.
     #[fusion(meta = |q, k, _, _, _, _| (q.clone(), k.clone()))]
     fn norm_rotary_pair(
         q: FloatTensor<Self>,
@@ -89,7 +90,7 @@ pub trait NormRotaryOps: RotaryOps {
         (Self::norm_rotary(q, q_weight, angles, op), k)
     }
 
-    /// Normalises each head of x, before or after the rotation as `op.norm` says, and rotates it.
+    /// Normalises each head of x, before or after the rotation as `op.norm` states, and rotates it.
     #[fusion(dtype = x, shape = x)]
     fn norm_rotary(
         x: FloatTensor<Self>,
@@ -100,7 +101,7 @@ pub trait NormRotaryOps: RotaryOps {
         composed::norm_rotate::<Self>(x, weight, angles, op, Self::rotary_single)
     }
 
-    /// The gradients of x and of the weight, from x and the gradient of the result.
+    /// Computes the gradients of x and the weight from x and the gradient of the result.
     #[fusion(meta = |x, weight, _, _, _| (x.clone(), weight.clone()))]
     fn norm_rotary_backward(
         x: FloatTensor<Self>,

@@ -1,4 +1,4 @@
-//! The norm with its rotation on a device that a server holds.
+//! The norm with its rotation on a served device.
 
 use burn::backend::{Remote, tensor::FloatTensor};
 use burn_fused::{OpError, Reader, WireOp, Writer, like, send};

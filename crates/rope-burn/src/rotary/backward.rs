@@ -1,8 +1,8 @@
 //! The hand-written backward, for autodiff over any backend.
 //!
 //! The rotation is linear in x, so its backward applies the adjoint to the incoming gradient and
-//! needs no x: the node keeps the angles, which all layers of a step share. Only where the angles
-//! want a gradient themselves is x kept.
+//! needs no x: the node keeps the angles, which all layers of a step share. x is kept only if the
+//! angles themselves require a gradient.
 //!
 //! q' depends on q alone and k' on k alone, so one fused forward registers two nodes.
 

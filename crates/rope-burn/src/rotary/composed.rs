@@ -1,5 +1,5 @@
-//! The rotation from ordinary tensor operations: what every backend can run, and what the fused
-//! kernels are compared with.
+//! The rotation composed of ordinary tensor operations, for every backend; tests compare the fused
+//! kernels with it.
 
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::Shape;

@@ -1,4 +1,4 @@
-//! Flex, burn's CPU backend: rope-core's kernels on the tensors' own storage.
+//! Flex, burn's CPU backend: rope-core's kernels on the tensors' storage.
 //!
 //! A tensor that nothing else holds is rotated in place, whatever its strides. Any other is read by
 //! its strides and written to a new tensor: one pass in both cases.

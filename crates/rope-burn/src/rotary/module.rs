@@ -1,4 +1,4 @@
-//! The module to put into a model.
+//! The module for a model.
 
 use std::sync::Arc;
 
@@ -27,17 +27,17 @@ pub struct RotaryConfig {
     /// The order of the dimensions of q and k.
     #[config(default = "Layout::Bsnd")]
     pub layout: Layout,
-    /// The code that rotates.
+    /// The implementation of the rotation.
     #[config(default = "Implementation::Fused")]
     pub implementation: Implementation,
-    /// The most bytes that a table of cos and sin may take; if more were needed, angles are made
-    /// for each step's tokens alone.
+    /// The byte limit of the table of cos and sin; beyond it, angles are computed only for each
+    /// step's tokens.
     #[config(default = "DEFAULT_TABLE_BUDGET_BYTES")]
     pub table_budget_bytes: usize,
 }
 
 impl RotaryConfig {
-    /// The module; it has no parameters and lives on no device.
+    /// Creates the module, which has no parameters and no device.
     ///
     /// # Errors
     /// [`RotaryError::Rope`] if the frequencies cannot be computed.
@@ -52,7 +52,7 @@ impl RotaryConfig {
         })
     }
 
-    /// The module; it has no parameters and lives on no device.
+    /// Creates the module, which has no parameters and no device.
     ///
     /// # Panics
     /// If the frequencies cannot be computed; see [`try_init`](Self::try_init).
@@ -68,18 +68,18 @@ impl RotaryConfig {
 /// the [example](crate#example). Cloning shares the table of cos and sin.
 ///
 /// # Shapes
-/// q and k as the layout says, with head counts of their own, but the same if they are rotated
-/// together by angles per head. q and k of other tokens or other angles, as in cross-attention,
+/// q and k in the order of the layout. Their head counts may differ, unless they are rotated
+/// together by angles per head. q and k with different tokens or angles, as in cross-attention,
 /// decoding or grouped queries with angles per head, are rotated one by one
-/// ([`forward_single`](Self::forward_single)), which costs no more passes over memory.
+/// ([`forward_single`](Self::forward_single)), which takes no more passes over memory.
 ///
 /// # Memory
 /// The autodiff graph keeps the step's angles, which all layers share, and neither q nor k. Tensors
 /// that nothing else holds are rotated in place.
 ///
 /// # Records
-/// A record of the model holds nothing of this module: weights load silently into a rotation of
-/// another theta or axis layout. Save the [`RotaryConfig`] beside them
+/// A record of the model contains nothing of this module: weights load silently into a rotation
+/// with another theta or axis layout. Save the [`RotaryConfig`] beside them
 /// ([`Config::save`](burn::config::Config::save)) and build the module from it.
 #[derive(Module, Debug)]
 #[module(custom_display)]
@@ -94,7 +94,7 @@ pub struct Rotary {
     tables: Arc<Tables>,
 }
 
-/// Prints the parts that distinguish rotations, without the table.
+/// Prints the properties that distinguish rotations, without the table.
 impl ModuleDisplay for Rotary {
     fn custom_content(&self, content: Content) -> Option<Content> {
         let geometry = self.spec.geometry();
@@ -112,7 +112,7 @@ impl ModuleDisplay for Rotary {
 }
 
 impl Rotary {
-    /// A fused rotation of tensors in `layout`.
+    /// Creates a fused rotation of tensors in `layout`.
     ///
     /// # Panics
     /// If the frequencies cannot be computed; see [`RotaryConfig::try_init`].
@@ -121,29 +121,29 @@ impl Rotary {
         RotaryConfig::new(spec).with_layout(layout).init()
     }
 
-    /// Chooses which code rotates.
+    /// Sets the implementation of the rotation.
     #[must_use]
     pub fn with_implementation(mut self, implementation: Implementation) -> Self {
         self.implementation = implementation;
         self
     }
 
-    /// The rotation of the model's configuration.
+    /// Returns the rotation of the model's configuration.
     pub fn spec(&self) -> &RotarySpec {
         &self.spec
     }
 
-    /// The order of the dimensions of q and k.
+    /// Returns the order of the dimensions of q and k.
     pub fn layout(&self) -> Layout {
         self.layout
     }
 
-    /// The code that rotates.
+    /// Returns the implementation of the rotation.
     pub fn implementation(&self) -> Implementation {
         self.implementation
     }
 
-    /// cos and sin for the tokens of a step, on `device`; one tensor serves all layers.
+    /// Computes cos and sin for the tokens of a step, on `device`; one tensor serves all layers.
     ///
     /// Positions of a batch are `[axes, batch * seq]`, or `[axes, seq]` if all samples share them.
     /// The device is that of q and k, with or without autodiff.
@@ -155,16 +155,16 @@ impl Rotary {
         or_panic(self.try_angles(positions, device))
     }
 
-    /// cos and sin for the tokens of a step, on `device`; one tensor serves all layers.
+    /// Computes cos and sin for the tokens of a step, on `device`; one tensor serves all layers.
     ///
-    /// Gathered from the module's table, which grows to the positions in use. A device that does not
-    /// share the host's memory gathers from its own copy, so a step sends position ids only. Angles
-    /// are computed for these tokens alone if the table would exceed its budget, if the positions
-    /// are not ids, or if the frequencies depend on the sequence length (dynamic, longrope), which
-    /// is the highest position + 1.
+    /// They are gathered from the module's table, which grows to the positions in use. A device
+    /// that does not share the host's memory gathers from its own copy, so a step sends only
+    /// position ids. Angles are computed for just these tokens if the table would exceed its
+    /// budget, if the positions are not ids, or if the frequencies depend on the sequence length
+    /// (dynamic, longrope), which is the highest position + 1.
     ///
     /// # Errors
-    /// [`RopeError::PositionAxes`] if the positions have other axes than the specification.
+    /// [`RopeError::PositionAxes`] if the axes of the positions differ from the specification's.
     pub fn try_angles(&self, positions: &Positions, device: &Device) -> Result<RotaryAngles> {
         if positions.are_ids() && !self.spec.frequencies().depends_on_seq_len() {
             match self.tables.angles(positions, device) {
@@ -175,7 +175,7 @@ impl Rotary {
         self.angles_alone::<f32>(positions, device)
     }
 
-    /// Angles made for these tokens alone, without a table.
+    /// Computes angles for just these tokens, without a table.
     fn angles_alone<A: Real + Element>(
         &self,
         positions: &Positions,
@@ -187,8 +187,8 @@ impl Rotary {
         Ok(RotaryAngles::upload(angles, device))
     }
 
-    /// As [`angles`](Self::angles), in the type that tensors of `dtype` are rotated in: f64 for f64,
-    /// f32 for the others.
+    /// Computes the same as [`angles`](Self::angles), in the type for rotating tensors of `dtype`:
+    /// f64 for f64, f32 for the others.
     ///
     /// # Panics
     /// If the positions do not fit the specification; see [`try_angles_for`](Self::try_angles_for).
@@ -197,8 +197,9 @@ impl Rotary {
         or_panic(self.try_angles_for(dtype, positions, device))
     }
 
-    /// As [`try_angles`](Self::try_angles), in the type that tensors of `dtype` are rotated in: f64
-    /// for f64, f32 for the others. In f64 they are made for these tokens alone, without a table.
+    /// Computes the same as [`try_angles`](Self::try_angles), in the type for rotating tensors of
+    /// `dtype`: f64 for f64, f32 for the others. In f64, angles are computed for just these tokens,
+    /// without a table.
     ///
     /// # Errors
     /// As [`try_angles`](Self::try_angles);
@@ -215,8 +216,8 @@ impl Rotary {
         self.angles_alone::<f64>(positions, device)
     }
 
-    /// As [`angles`](Self::angles), from ids `[axes, tokens]` in a tensor, on its device. Reads the
-    /// ids back to check them: once a step, not once a layer.
+    /// Computes the same as [`angles`](Self::angles), from ids `[axes, tokens]` in a tensor, on its
+    /// device. Reads the ids back to check them: once per step, not per layer.
     ///
     /// # Panics
     /// If the ids do not fit the specification or cannot be read; see
@@ -226,8 +227,8 @@ impl Rotary {
         or_panic(self.try_angles_from_ids(ids))
     }
 
-    /// As [`try_angles`](Self::try_angles), from ids `[axes, tokens]` in a tensor, on its device.
-    /// Reads the ids back to check them: once a step, not once a layer.
+    /// Computes the same as [`try_angles`](Self::try_angles), from ids `[axes, tokens]` in a
+    /// tensor, on its device. Reads the ids back to check them: once per step, not per layer.
     ///
     /// # Errors
     /// As [`try_angles`](Self::try_angles); [`RopeError::PositionOutOfRange`];
@@ -270,8 +271,8 @@ impl Rotary {
         self.rotate_pair(Direction::Forward, [q, k], angles)
     }
 
-    /// Rotates one tensor: a k that joins a cache by itself, a q whose k is cached, or q and k of
-    /// other tokens, as in cross-attention, one after the other.
+    /// Rotates one tensor: a k to be cached, a q whose k is cached, or q and k of different tokens
+    /// one by one, as in cross-attention.
     ///
     /// # Panics
     /// If shapes, types or angles disagree; see [`try_forward_single`](Self::try_forward_single).
@@ -292,13 +293,14 @@ impl Rotary {
         self.rotate_single(Direction::Forward, x, angles)
     }
 
-    /// Turns one tensor back by the angles: attention's output, where its values were turned too
-    /// (DeepSeek-V4), so that it depends on how far apart tokens are.
+    /// Rotates one tensor back by the angles: the output of an attention whose values were rotated
+    /// too (DeepSeek-V4), so that it depends on the distance between tokens.
     ///
     /// Computes the adjoint (the transpose) of [`forward_single`](Self::forward_single), as a
     /// differentiable operation whose gradient is the forward rotation. It undoes the rotation if
-    /// the attention scaling is 1 and both members of each pair turn by one angle; with a scaling
-    /// of a the two multiply by a^2, and with two angles a pair they are no multiple of x.
+    /// the attention scaling is 1 and both members of each pair share an angle. With an attention
+    /// scaling of a, forward and adjoint together multiply x by a^2; with two angles per pair,
+    /// their result is not a multiple of x.
     ///
     /// # Panics
     /// If shapes, types or angles disagree; see [`try_adjoint_single`](Self::try_adjoint_single).
@@ -307,7 +309,7 @@ impl Rotary {
         or_panic(self.try_adjoint_single(x, angles))
     }
 
-    /// As [`adjoint_single`](Self::adjoint_single).
+    /// Rotates one tensor back, like [`adjoint_single`](Self::adjoint_single).
     ///
     /// # Errors
     /// As [`try_forward`](Self::try_forward).
@@ -319,7 +321,8 @@ impl Rotary {
         self.rotate_single(Direction::Adjoint, x, angles)
     }
 
-    /// [`adjoint_single`](Self::adjoint_single) of q and k: gradients that are handled by hand.
+    /// Applies [`adjoint_single`](Self::adjoint_single) to q and k, for hand-written backward
+    /// passes.
     ///
     /// # Panics
     /// If shapes, types or angles disagree; see [`try_adjoint`](Self::try_adjoint).
@@ -333,7 +336,7 @@ impl Rotary {
         or_panic(self.try_adjoint(dq, dk, angles))
     }
 
-    /// As [`adjoint`](Self::adjoint).
+    /// Rotates q and k back, like [`adjoint`](Self::adjoint).
     ///
     /// # Errors
     /// As [`try_forward`](Self::try_forward).
@@ -381,7 +384,8 @@ impl Rotary {
         Ok(rotated?.into())
     }
 
-    /// Runs an operation on tensors and rows of angles: heads with angles of their own as tokens.
+    /// Runs an operation on tensors and rows of angles; heads with separate angles are treated as
+    /// tokens.
     pub(crate) fn apply<const D: usize, const N: usize>(
         &self,
         direction: Direction,
@@ -405,7 +409,7 @@ impl Rotary {
         Ok(outputs.map(|x| heads.restore(Tensor::from_dispatch(x))))
     }
 
-    /// True if the backend gets one operation instead of ordinary ones.
+    /// True if the backend receives one operation instead of ordinary ones.
     pub(crate) fn fuses(&self, x: &DispatchTensor) -> bool {
         self.implementation == Implementation::Fused && backends::reaches(&x.device())
     }
@@ -445,7 +449,7 @@ mod tests {
         Tensor::from_data(TensorData::new(values, shape), &Device::flex())
     }
 
-    /// The last two tokens as q, all five as k: what decoding and cross-attention need.
+    /// The last two tokens as q, all five as k, as in decoding and cross-attention.
     #[test]
     fn q_may_be_shorter_than_k() {
         let (rotary, device) = (rotary(), Device::flex());
@@ -464,7 +468,7 @@ mod tests {
         assert_eq!(k.into_data(), expected.into_data());
     }
 
-    /// Each head of q, and of k with fewer heads, is what rotating it alone makes of it.
+    /// Each head of q, and of k with fewer heads, equals the result of rotating it alone.
     #[test]
     fn heads_of_q_and_of_k_have_angles_of_their_own() {
         let rotary = Rotary::new(

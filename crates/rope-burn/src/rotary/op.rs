@@ -1,4 +1,4 @@
-//! The operation as backends see it.
+//! The operation as backends implement it.
 
 use burn::backend::{Backend, TensorMetadata, backend_extension, tensor::FloatTensor};
 use burn::tensor::{DType, Shape};
@@ -8,10 +8,10 @@ use rope_core::{Direction, Geometry, HeadsLayout, Layout, RopeError};
 use super::composed;
 use crate::error::{Result, RotaryError, reading};
 
-/// One rotation: which channels pair, how the dimensions are ordered, and the direction.
+/// One rotation: the pairing of channels, the order of dimensions, and the direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RotaryOp {
-    /// Where the rotated channels lie in a head and how they pair.
+    /// The rotated channels of a head and their pairing.
     pub geometry: Geometry,
     /// The order of the dimensions of q and k.
     pub layout: Layout,
@@ -20,7 +20,7 @@ pub struct RotaryOp {
 }
 
 impl RotaryOp {
-    /// The operation that the backward of this one applies to the incoming gradient.
+    /// Returns the operation that the backward of this one applies to the incoming gradient.
     pub fn transposed(self) -> Self {
         Self {
             direction: self.direction.transposed(),
@@ -28,7 +28,7 @@ impl RotaryOp {
         }
     }
 
-    /// A contiguous tensor as the kernels see it.
+    /// Returns the layout of a contiguous tensor for the kernels.
     pub(crate) fn heads(&self, what: &'static str, shape: &Shape) -> Result<HeadsLayout> {
         let (layout, dims) = (self.layout, shape.as_slice());
         let Some([batch, seq, heads, head_dim]) = sizes(layout, dims) else {
@@ -45,8 +45,8 @@ impl RotaryOp {
 
     /// Checks the shapes and types of a rotation's tensors, for every backend.
     ///
-    /// [`Rotary`](crate::Rotary) calls it before it calls a backend. A backend whose kernels take
-    /// bytes without a type calls it too, for tensors that come from elsewhere.
+    /// [`Rotary`](crate::Rotary) calls it before a backend. A backend whose kernels take untyped
+    /// bytes calls it too, for tensors from other callers.
     ///
     /// # Errors
     /// Those of [`Rotary::try_forward`](crate::Rotary::try_forward).
@@ -72,7 +72,7 @@ impl RotaryOp {
             })
     }
 
-    /// As [`RotaryOp::check`], for a tensor and the gradient of what it becomes, which have the
+    /// Checks, like [`RotaryOp::check`], a tensor and the gradient of its rotation, which have the
     /// same shape.
     ///
     /// # Errors
@@ -140,7 +140,7 @@ impl RotaryOp {
     }
 }
 
-/// Batch, tokens, heads and channels that a layout reads from a shape of its rank.
+/// Returns the batch, tokens, heads and channels that a layout implies for a shape of its rank.
 pub(crate) fn sizes(layout: Layout, dims: &[usize]) -> Option<[usize; 4]> {
     match (layout, dims) {
         (Layout::Bsnd, &[batch, seq, heads, head_dim])
@@ -151,21 +151,21 @@ pub(crate) fn sizes(layout: Layout, dims: &[usize]) -> Option<[usize; 4]> {
     }
 }
 
-/// Rotation of q and k on a backend.
+/// Rotation of q and k, as a backend implements it.
 ///
-/// Every method has a body composed from ordinary operations; a backend overrides those that it has
-/// kernels for. The implementation for [`Autodiff`](burn::backend::Autodiff) adds the hand-written
+/// Every method has a default body composed of ordinary operations; a backend with kernels
+/// overrides it. The implementation for [`Autodiff`](burn::backend::Autodiff) adds the hand-written
 /// backward.
 ///
 /// # Shapes
-/// - q, k: as `op.layout` says; they may differ in heads
-/// - angles: `[tokens, 2 * lanes]`, each token's cosines, then its sines, as
-///   [`RotaryAngles`](crate::RotaryAngles) says; tokens count over the batch, or over one sequence
-///   that serves all samples
+/// - q, k: in the order of `op.layout`; their head counts may differ
+/// - angles: `[tokens, 2 * lanes]`, each token's cosines, then its sines, as in
+///   [`RotaryAngles`](crate::RotaryAngles); tokens are those of the batch, or of one sequence that
+///   serves all samples
 ///
 /// # Panics
-/// If shapes or types disagree: [`RotaryOp::check`] reports how, and [`Rotary`](crate::Rotary)
-/// calls it before it calls a backend.
+/// If shapes or types disagree. [`RotaryOp::check`] reports the reason; [`Rotary`](crate::Rotary)
+/// calls it before a backend.
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     Cube: cfg(feature = "cube"),
@@ -196,7 +196,8 @@ pub trait RotaryOps: Backend {
         composed::rotate::<Self>(x, angles, op)
     }
 
-    /// The gradient of the angles, shaped as they are, from x and the gradient of the rotated x.
+    /// Computes the gradient of the angles, in their shape, from x and the gradient of the rotated
+    /// x.
     #[fusion(dtype = angles, shape = angles)]
     fn rotary_angle_gradients(
         x: FloatTensor<Self>,

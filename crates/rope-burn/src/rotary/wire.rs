@@ -1,4 +1,4 @@
-//! The rotation on a device that a server holds.
+//! The rotation on a served device.
 
 use burn::backend::{Remote, tensor::FloatTensor};
 use burn_fused::{Reader, WireOp, Writer, like, send};
@@ -95,7 +95,7 @@ mod server {
 
     use super::*;
 
-    /// Lets a server rotate by its backend.
+    /// Lets a server rotate with its backend.
     pub(crate) fn register<B: BackendIr + RotaryOps>(operations: &mut CustomOpRegistry<B>) {
         handle(
             operations,

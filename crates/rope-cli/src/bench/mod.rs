@@ -20,7 +20,7 @@ use serde::Serialize;
 
 use crate::stdio::stdout;
 
-/// Measure memory and time of rotations against a plain copy, composed operations and burn's own
+/// Measure memory and time of rotations against a copy, composed operations and burn's rotation
 #[derive(Args, Clone, Debug)]
 pub(crate) struct BenchArgs {
     #[command(subcommand)]

@@ -25,54 +25,53 @@ use crate::{gpu, memory};
 
 /// Time rotations against a plain copy of the same bytes by the same threads.
 ///
-/// Each case is first compared with the oracle in f64, then timed alternately with its baseline (A B
-/// A B ...), so that a disturbance hits both. The baseline is a copy for results in other buffers
-/// and for single tokens, and a pass that reads, changes and writes the same bytes for rotations in
-/// place. The norm with the rotation is compared with the rotation alone, its backward with a pass
-/// that reads two tensors and writes one. The column bytes counts q and k read once and written
-/// once. Through burn, the fused and the composed operation and burn::nn::RotaryEncoding are timed
-/// with their graphs and allocations.
+/// Each case is first compared with the oracle in f64, then timed alternately with its baseline (A
+/// B A B ...), so that a disturbance affects both. The baseline is a copy for results in other
+/// buffers and for single tokens, and a pass that reads, changes and writes the same bytes for
+/// rotations in place. The norm with the rotation is compared with the rotation alone, its backward
+/// with a pass that reads two tensors and writes one. The column bytes counts q and k, read once
+/// and written once. Cases through burn time the fused and the composed operation and
+/// burn::nn::RotaryEncoding with their graphs and allocations.
 ///
 /// Threads are those of the rayon pool (RAYON_NUM_THREADS). On a GPU (--device), a sample is many
 /// launches and one wait, and the baseline a copy in the GPU's memory; for a single token it is one
 /// launch for one element.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SpeedArgs {
-    /// Tiny tensors and one sample, to see that everything runs: its times mean nothing.
+    /// Use tiny tensors and one sample, to check that all runs: times mean nothing.
     #[arg(long)]
     quick: bool,
-    /// Only cases whose name contains each of these; --list shows names.
+    /// Time only cases whose names contain all of these; --list shows names.
     #[arg(long, value_name = "SUBSTRING")]
     filter: Vec<String>,
-    /// Only these element types.
+    /// Time only these element types.
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     #[arg(value_parser = one_of(&DTYPES, DType::name))]
     dtype: Vec<DType>,
     /// Device: cpu, gpu (the first GPU) or gpu:N.
     #[arg(long, default_value = "cpu")]
     device: Device,
-    /// Only these parts of the results: large (64 MiB and more, half and adjacent), rare (quarter,
-    /// interleave_half, two angles for a pair), other (other heads and axes),
-    /// length (from 16 to 131,072 tokens), decode (a single token), norm (RMSNorm of the heads with
-    /// the rotation), burn (through burn); on a GPU, gpu (by itself) and burn.
+    /// Measure only these parts of the results: large (64 MiB and more, half and adjacent), rare
+    /// (quarter, interleave_half, two angles per pair), other (other heads and axes), length (from
+    /// 16 to 131,072 tokens), decode (a single token), norm (RMSNorm of the heads with the
+    /// rotation), burn (through burn); on a GPU, gpu (alone) and burn.
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     #[arg(value_parser = one_of(&GROUPS, Group::name))]
     group: Vec<Group>,
-    /// Take the cases at this number of tokens instead of their own.
+    /// Use this number of tokens in all cases.
     #[arg(long, value_name = "NUMBER", value_parser = count_in(1..=MAX_TOKENS))]
     tokens: Option<usize>,
-    /// Samples of each case and of its baseline; fewer where they would take more than their share
-    /// of four seconds.
+    /// Samples per case and baseline; fewer if they would exceed their share of four seconds.
     #[arg(long, value_name = "NUMBER", default_value_t = 11, value_parser = count_in(1..=10_000))]
     samples: usize,
-    /// Go through all cases this number of times, with as many samples each time: a disturbance of
-    /// seconds then hits few samples of a case. Cases through burn are timed once.
+    /// Repeat all cases this number of times, taking all samples each time: a disturbance of
+    /// seconds then affects few samples of a case. Cases through burn are timed once.
     #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = count_in(1..=10_000))]
     rounds: usize,
     /// Print the names of the cases and stop.
     #[arg(long, conflicts_with = "json")]
     list: bool,
-    /// One JSON object per row and line on standard output, and nothing else there.
+    /// Print one JSON object per row and line, and nothing else, on standard output.
     #[arg(long)]
     json: bool,
 }

@@ -28,7 +28,7 @@ const LENGTHS: &str = "lengths.svg";
 /// Between two lines of progress, where there is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
-/// Check training data before a model is trained on them
+/// Check training data
 #[derive(Args, Clone, Debug)]
 pub(crate) struct DataArgs {
     #[command(subcommand)]
@@ -42,48 +42,47 @@ enum DataCommand {
 
 /// Check a data file against a model folder, without its weights
 ///
-/// Renders and counts every sample as training would and decodes every picture. Errors (records
-/// that give no sample) and warnings are listed with their lines, then the lengths of samples, the
-/// share that is trained on, and how full packed rows become. The exit code is 1 if there are
-/// errors.
+/// Renders and counts every sample as in training, and decodes every picture. Lists errors (records
+/// that give no sample) and warnings with their lines, then the lengths of samples, the trained
+/// share, and the fill of packed rows. The exit code is 1 if there are errors.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = FORMAT)]
 struct CheckArgs {
     /// JSONL, or a JSON array.
     #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
     file: PathBuf,
-    /// A model folder of Hugging Face: config.json, the tokenizer, the chat template and
+    /// A Hugging Face model folder: config.json, the tokenizer, the chat template and
     /// preprocessor_config.json. Weights are not read.
     #[arg(long, value_name = "FOLDER", value_hint = ValueHint::DirPath)]
     model: PathBuf,
-    /// Folder that paths of pictures are relative to. Default: the folder of the file.
+    /// Base folder of relative picture paths. Default: the folder of the file.
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     media: Option<PathBuf>,
-    /// Format of the records; any recognises each by its keys.
+    /// Format of the records; any recognises each record by its keys.
     #[arg(long, default_value = "any", value_parser = one_of(&FORMATS, format_name))]
     format: Format,
-    /// Length limit of training. Longer samples lose their oldest turns.
+    /// Length limit in training. Longer samples lose their oldest turns.
     #[arg(long, value_name = "N", value_parser = count_in(1..=MAX_TOKENS))]
     max_tokens: Option<usize>,
-    /// The largest area of a picture, in pixels after resizing. Default: the folder's.
+    /// Largest area of a picture, in pixels after resizing. Default: the folder's.
     #[arg(long, value_name = "N", value_parser = count_in(1..=1 << 40))]
     max_pixels: Option<usize>,
     /// Frames per second of videos whose record states none.
     #[arg(long, value_parser = rate)]
     fps: Option<f64>,
-    /// Read headers of pictures only: faster, but blind to damage after them.
+    /// Read only the headers of pictures: faster, but misses damage after them.
     #[arg(long)]
     headers: bool,
-    /// Check only the record of this line, and draw it: each token with its label and position
-    /// ids, and the pictures as the model sees them.
+    /// Check only the record at this line, and draw it: each token with its label and position ids,
+    /// and the pictures as seen by the model.
     #[arg(long, value_name = "LINE", value_parser = count_in(1..=usize::MAX))]
     show: Option<usize>,
-    /// One JSON object: file, model, records, bad_records, findings (kind, severity, count, lines,
-    /// examples), spreads of tokens, vision_tokens, trained_tokens and pictures, trained_share,
-    /// packing, seconds and picture.
+    /// Print one JSON object: file, model, records, bad_records, findings (kind, severity, count,
+    /// lines, examples), spreads of tokens, vision_tokens, trained_tokens and pictures,
+    /// trained_share, packing, seconds and picture.
     #[arg(long)]
     json: bool,
-    /// Folder for the pictures.
+    /// Folder for the drawings.
     #[arg(long, value_name = "DIR", default_value = "out/data")]
     out: PathBuf,
 }

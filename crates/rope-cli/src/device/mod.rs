@@ -145,8 +145,8 @@ pub(crate) fn built_without(what: &str, features: &str) -> String {
 /// The token of a server.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct TokenArgs {
-    /// The server's token for --device remote, or that of all hosts for --hosts, in a file [default:
-    /// the variable MROPE_TOKEN]
+    /// File with the server's token for --device remote, or the hosts' for --hosts [default: the
+    /// variable MROPE_TOKEN]
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
 }
@@ -329,7 +329,7 @@ pub(crate) fn explained(error: &ExecutionError) -> String {
     reason.to_owned()
 }
 
-/// The NPU code that rotates.
+/// The rotation path of an NPU.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Rotating {
     Kernels,
@@ -353,7 +353,7 @@ pub(crate) struct DeviceArgs {
 }
 
 impl DeviceArgs {
-    /// The NPU code that rotates.
+    /// The rotation path of an NPU.
     pub(crate) fn path(&self) -> ascend::Path {
         match self.path {
             None | Some(Rotating::Kernels) => ascend::Path::Kernels,

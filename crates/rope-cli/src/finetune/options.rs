@@ -12,18 +12,18 @@ use vlm_train::{LossRule, OptimizerState, Rates, Recipe, Schedule, TrainedParts}
 use crate::arguments::{count_in, seed};
 use crate::device::{Device, TokenArgs};
 
-/// The first factor of losses in f16.
+/// The initial loss scale in f16.
 const LOSS_SCALE: f64 = 65_536.0;
 const MOST_HOSTS: usize = 4096;
 /// The --rendezvous of which a launcher's variables say the rest.
 const BY_VARIABLES: &str = "env";
-/// The data are gone through this often where --steps decides.
+/// The number of epochs if --steps decides.
 const ENDLESS: u64 = u64::MAX;
 
 /// Options of `mrope finetune`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct FinetuneArgs {
-    /// Folder of the model: config.json, weights, tokenizer, chat template, preprocessor
+    /// Model folder: config.json, weights, tokenizer, chat template, preprocessor
     #[arg(value_hint = ValueHint::DirPath)]
     pub(super) folder: PathBuf,
 
@@ -44,25 +44,25 @@ pub(crate) struct FinetuneArgs {
     #[arg(long)]
     pub(super) resume: bool,
 
-    /// Device: cpu, gpu (the first GPU), gpu:N, ascend (the first NPU), ascend:N, ascend-sim
-    /// (a simulated NPU), ascend-sim:N, or remote:ws://HOST:PORT (a device that `mrope serve`
-    /// serves). Named several times, each computes its part of every batch
+    /// Device: cpu, gpu (the first GPU), gpu:N, ascend (the first NPU), ascend:N, ascend-sim (a
+    /// simulated NPU), ascend-sim:N, or remote:ws://HOST:PORT (a device that `mrope serve` serves).
+    /// Repeatable; each device takes a part of every batch
     #[arg(long, default_value = "cpu")]
     pub(super) device: Vec<Device>,
 
     #[command(flatten)]
     pub(super) token: TokenArgs,
 
-    /// Hosts that train together, each by a command of its own with the same options
+    /// Number of hosts; run one command with the same options on each
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = count_in(1..=MOST_HOSTS))]
     #[arg(requires = "rendezvous")]
     pub(super) hosts: usize,
 
-    /// Number of this host, from 0
+    /// Index of this host, from 0
     #[arg(long, value_name = "R", default_value_t = 0)]
     pub(super) host: usize,
 
-    /// Address and free port of host 0, where the hosts meet; env: from a launcher's MASTER_ADDR and
+    /// Rendezvous: address and free port of host 0; env: from a launcher's MASTER_ADDR and
     /// MASTER_PORT, with --hosts from WORLD_SIZE and --host from RANK
     #[arg(long, value_name = "HOST:PORT")]
     pub(super) rendezvous: Option<String>,
@@ -71,11 +71,11 @@ pub(crate) struct FinetuneArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = count_in(1..=86_400))]
     pub(super) rank_timeout: usize,
 
-    /// Divide the optimizer's state among the devices, for whole models
+    /// Shard the optimizer's state over the devices, for whole models
     #[arg(long, conflicts_with = "record_step")]
     pub(super) shard_optimizer: bool,
 
-    /// The type of weights and activations; adapters, masters and moments are f32
+    /// Type of weights and activations; adapters, masters and moments are f32
     #[arg(long, value_enum, default_value_t = Precision::F32)]
     pub(super) precision: Precision,
 
@@ -87,21 +87,21 @@ pub(crate) struct FinetuneArgs {
     #[arg(long, value_parser = count_in(1..=100_000_000))]
     pub(super) steps: Option<usize>,
 
-    /// Conversations in a batch, however it is cut
+    /// Conversations per batch, whatever its cut
     #[arg(long, default_value_t = 8, value_parser = count_in(1..=1_000_000))]
     pub(super) batch: usize,
 
-    /// Tokens in a batch, without padding, instead of --batch
+    /// Tokens per batch, without padding, instead of --batch
     #[arg(long, value_name = "TOKENS", conflicts_with = "batch")]
     #[arg(value_parser = count_in(1..=1_073_741_824))]
     pub(super) batch_tokens: Option<usize>,
 
-    /// Most tokens of a micro-batch
+    /// Most tokens per micro-batch
     #[arg(long, value_name = "TOKENS", default_value_t = 4096)]
     #[arg(value_parser = count_in(1..=16_777_216))]
     pub(super) micro_tokens: usize,
 
-    /// End to end in one row, or in rows of similar length
+    /// Samples end to end in one row, or in padded rows
     #[arg(long, value_enum, default_value_t = CutChoice::Packed)]
     pub(super) cut: CutChoice,
 
@@ -113,7 +113,7 @@ pub(crate) struct FinetuneArgs {
     #[arg(long)]
     pub(super) full: bool,
 
-    /// Parts of the model that are trained, with commas
+    /// Parts of the model to train, separated by commas
     #[arg(long, value_enum, value_delimiter = ',', default_value = "decoder")]
     pub(super) parts: Vec<PartChoice>,
 
@@ -121,7 +121,8 @@ pub(crate) struct FinetuneArgs {
     #[arg(long, default_value_t = 8, value_parser = count_in(1..=65_536))]
     pub(super) rank: usize,
 
-    /// Scale of the adapters: alpha / rank, or with --rslora alpha / sqrt(rank) [default: twice the rank]
+    /// Adapters are scaled by alpha / rank, with --rslora alpha / sqrt(rank) [default: twice the
+    /// rank]
     #[arg(long)]
     pub(super) alpha: Option<f64>,
 
@@ -129,16 +130,16 @@ pub(crate) struct FinetuneArgs {
     #[arg(long, default_value_t = 0.0)]
     pub(super) dropout: f64,
 
-    /// Rank-stabilised scale
+    /// Use the rank-stabilised scale
     #[arg(long)]
     pub(super) rslora: bool,
 
-    /// Linear layers that have adapters, with commas: ends of names, as q_proj, or regular
-    /// expressions of whole names [default: all of the parts]
+    /// Linear layers with adapters, comma-separated: name suffixes like q_proj, or regular
+    /// expressions of whole names [default: all in the parts]
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub(super) targets: Vec<String>,
 
-    /// Highest learning rate [default: 1e-4, with --full 1e-5]
+    /// Peak learning rate [default: 1e-4, with --full 1e-5]
     #[arg(long, value_name = "RATE")]
     pub(super) learning_rate: Option<f64>,
 
@@ -154,7 +155,7 @@ pub(crate) struct FinetuneArgs {
     #[arg(long, value_enum, default_value_t = ScheduleChoice::Cosine)]
     pub(super) schedule: ScheduleChoice,
 
-    /// Share of the steps in which the rate rises
+    /// Share of the steps for the warm-up
     #[arg(long, value_name = "SHARE", default_value_t = 0.03, value_parser = share)]
     pub(super) warmup: f64,
 
@@ -162,20 +163,20 @@ pub(crate) struct FinetuneArgs {
     #[arg(long, default_value_t = 0.0)]
     pub(super) weight_decay: f64,
 
-    /// Clip the norm of all gradients at this; 0: never
+    /// Clip the global gradient norm at this; 0: never
     #[arg(long, default_value_t = 1.0)]
     pub(super) max_norm: f64,
 
     /// Divisor of losses: the tokens of the whole batch, or micro-batches (each by its tokens, then
-    /// their mean, as transformers does)
+    /// their mean, as in transformers)
     #[arg(long, value_enum, default_value_t = RuleChoice::Tokens)]
     pub(super) loss_rule: RuleChoice,
 
-    /// Keep activations instead of running layers again
+    /// Keep activations instead of recomputing layers
     #[arg(long)]
     pub(super) no_recompute: bool,
 
-    /// Update weights of 16 bits in place, without a copy in f32
+    /// Update 16-bit weights in place, without f32 masters
     #[arg(long)]
     pub(super) no_masters: bool,
 
@@ -206,16 +207,16 @@ pub(crate) struct FinetuneArgs {
     #[arg(long)]
     pub(super) prove_cut: bool,
 
-    /// Train nothing: print the memory of a step by shapes alone, and the most tokens of a
-    /// micro-batch that fit
+    /// Train nothing: print the memory of a step, from shapes alone, and the largest micro-batch
+    /// that fits
     #[arg(long, conflicts_with = "prove_cut")]
     pub(super) plan: bool,
 
-    /// The memory of the device, for --plan [default: what this machine has available]
+    /// Memory of the device, for --plan [default: what this machine has available]
     #[arg(long, value_name = "GIB", requires = "plan", value_parser = gib)]
     pub(super) memory: Option<f64>,
 
-    /// Answer this many conversations of --val, or without of --data, before the first step, after
+    /// Answer the first NUMBER conversations of --val, else of --data, before the first step, after
     /// each validation and at the end
     #[arg(long, value_name = "NUMBER", default_value_t = 0)]
     #[arg(value_parser = count_in(0..=1000))]
@@ -226,7 +227,7 @@ pub(crate) struct FinetuneArgs {
 pub(crate) enum Precision {
     F32,
     Bf16,
-    /// With a factor of the loss that follows the gradients
+    /// With a dynamic loss scale
     F16,
 }
 
@@ -234,7 +235,7 @@ pub(crate) enum Precision {
 pub(super) enum CutChoice {
     /// End to end in one row
     Packed,
-    /// Rows of like lengths
+    /// Padded rows of similar lengths
     Padded,
 }
 

@@ -25,8 +25,8 @@ pub(crate) struct TrainArgs {
     #[command(flatten)]
     pub(crate) token: TokenArgs,
 
-    /// Folder for the model, the checkpoints and the plots [default: out/ and the rotary embedding,
-    /// as in out/fused]
+    /// Folder for the model, the checkpoints and the plots [default: out/ and the rotation, as in
+    /// out/fused]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 
@@ -34,16 +34,16 @@ pub(crate) struct TrainArgs {
     #[arg(long, value_name = "STEPS", default_value_t = 200, value_parser = count_in(1..=MAX_STEPS))]
     pub(crate) checkpoint_every: usize,
 
-    /// Questions about unseen digits, for the accuracy
+    /// Number of questions about unseen digits, for the accuracy
     #[arg(long, value_name = "QUESTIONS", default_value_t = 2048)]
     #[arg(value_parser = count_in(1..=1_000_000))]
     pub(crate) test_questions: usize,
 
-    /// Continue from the last checkpoint in the folder; the other options must be those of its run
+    /// Continue from the last checkpoint in the folder, with the same options
     #[arg(long)]
     pub(crate) resume: bool,
 
-    /// Print one JSON object on standard output, and nothing else there
+    /// Print one JSON object, and nothing else, on standard output
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -58,8 +58,8 @@ impl TrainArgs {
     }
 }
 
-/// All that determines the numbers of a run: two runs with equal configurations have the same
-/// losses.
+/// Everything that determines the numbers of a run: two runs with equal configurations have the
+/// same losses.
 #[derive(Clone, Debug, PartialEq, Args, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct RunConfig {
@@ -76,7 +76,7 @@ pub(crate) struct RunConfig {
     #[arg(long, value_enum, default_value_t = PairingChoice::Half)]
     pub(crate) pairing: PairingChoice,
 
-    /// Steps of training
+    /// Number of training steps
     #[arg(long, default_value_t = 1500, value_parser = count_in(1..=MAX_STEPS))]
     pub(crate) steps: usize,
 
@@ -84,23 +84,23 @@ pub(crate) struct RunConfig {
     #[arg(long, default_value_t = 0, value_parser = seed())]
     pub(crate) seed: u64,
 
-    /// Frames of a clip
+    /// Frames per clip
     #[arg(long, default_value_t = 2, value_parser = count_in(1..=MAX_SIDE))]
     pub(crate) frames: usize,
 
-    /// Rows of a frame
+    /// Rows per frame
     #[arg(long, default_value_t = 2, value_parser = count_in(1..=MAX_SIDE))]
     pub(crate) rows: usize,
 
-    /// Columns of a frame
+    /// Columns per frame
     #[arg(long, default_value_t = 2, value_parser = count_in(1..=MAX_SIDE))]
     pub(crate) columns: usize,
 
-    /// Questions in a step
+    /// Questions per step
     #[arg(long, default_value_t = 32, value_parser = count_in(1..=4096))]
     pub(crate) batch: usize,
 
-    /// Highest learning rate of the schedule
+    /// Peak learning rate
     #[arg(long, default_value_t = 8e-4, value_parser = learning_rate)]
     pub(crate) learning_rate: f64,
 }

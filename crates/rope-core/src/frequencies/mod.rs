@@ -1,9 +1,9 @@
-//! Inverse frequencies: the base `theta`, its context-extension scaling, and the attention scaling
-//! that goes with it.
+//! Inverse frequencies: the base `theta`, its context-extension scaling, and the matching attention
+//! scaling.
 //!
-//! Every scaling of the field is one number per frequency: `inv_freq[j] = theta^(-2j / dims) *
-//! multiplier[j]`. The scaling decides the multiplier and nothing else, so a new one is a new arm
-//! in one function.
+//! Every known scaling is one number per frequency: `inv_freq[j] = theta^(-2j / dims) *
+//! multiplier[j]`. A scaling determines only the multiplier, so a new one is a new arm in one
+//! function.
 
 mod scaling;
 

@@ -1,5 +1,4 @@
-//! The scalings: their parameters, the ranges these may take, and the multiplier each puts on a
-//! frequency.
+//! The scalings: their parameters with permitted ranges, and the multiplier of each frequency.
 
 use std::f64::consts::TAU;
 

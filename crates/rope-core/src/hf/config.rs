@@ -1,4 +1,4 @@
-//! From a `config.json` to a specification: the entry points, the width of heads, the rotated part,
+//! Converts a `config.json` to a specification: the entry points, the head width, the rotated part,
 //! and the axes.
 
 use super::Component;

@@ -1,7 +1,7 @@
-//! Keys that nested configurations leave out because they have the default of their class.
+//! Keys that nested configurations omit because they have the default of their class.
 //!
-//! Transformers 4.36 to 4.51 wrote the configurations inside another one, a language model's or a
-//! vision tower's, as their differences from the class.
+//! Transformers 4.36 to 4.51 wrote a nested configuration (of a language model or a vision tower)
+//! as its differences from the class.
 
 use std::sync::LazyLock;
 

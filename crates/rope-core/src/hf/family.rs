@@ -1,7 +1,7 @@
-//! The model families: what a `model_type` says about rotation without the configuration spelling
-//! it out.
+//! The model families: the facts about rotation that a `model_type` implies and its configuration
+//! does not state.
 //!
-//! One row per way of rotating. A new model is a new name in a row, or a new row.
+//! There is one row per kind of rotation. A new model is a new name in a row, or a new row.
 //!
 //! # Source
 //! The modelling and configuration files of transformers 5.24.0 and diffusers 0.42.1, by model

@@ -1,4 +1,4 @@
-//! JSON as Python's `json` writes and reads it, which is more than JSON.
+//! JSON as Python's `json` writes and reads it, a superset of JSON.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! The rotations of a model whose layers do not all rotate alike.
+//! The rotations of a model whose layers rotate differently.
 
 use super::error::ConfigError;
 use super::family::{FULL, Family, LINEAR, Pattern, SLIDING, WithoutWindow};

@@ -1,4 +1,4 @@
-//! Hugging Face configurations: from the keys of a `config.json` to a
+//! Hugging Face configurations: converts the keys of a `config.json` to a
 //! [`RotarySpec`](crate::RotarySpec).
 
 use std::fmt;

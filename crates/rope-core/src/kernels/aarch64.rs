@@ -1,4 +1,4 @@
-//! aarch64: NEON, four f32 a register.
+//! aarch64: NEON, four f32 per register.
 
 use std::arch::aarch64::*;
 

@@ -1,5 +1,5 @@
-//! The kernels: one algorithm ([`tile`]) over registers, chosen at run time by what the
-//! processor has.
+//! The kernels: one algorithm ([`tile`]) over registers, chosen at run time by the processor's
+//! instruction sets.
 
 #![allow(
     unsafe_code,

@@ -1,4 +1,4 @@
-//! Where the members of pairs are in a row, and how they are read and written.
+//! The places of pairs in a row, and how they are read and written.
 
 use super::vector::{Memory, RegisterOf};
 use crate::element::Element;

@@ -1,4 +1,4 @@
-//! Registers as arrays, for every processor, and one element at a time for the ends of rows.
+//! Registers as arrays, for every processor, and one element at a time for row tails.
 
 use super::vector::{Instructions, Kernel, Memory, Register};
 use crate::element::{Element, Real};

@@ -9,17 +9,17 @@
 //! ```
 //!
 //! The adjoint of that map is the map with s1 and s2 swapped and negated: the caller swaps the
-//! pointers, and the sign is applied as the sines are loaded. Where the members of a pair share
-//! their angle, c2 = c1 and s2 = s1 are not loaded.
+//! pointers, and the sign is applied as the sines are loaded. If the members of a pair share their
+//! angle, c2 = c1 and s2 = s1 are not loaded.
 //!
 //! Data: a row is the rotated part of one head of one token. A pairing reads and writes a row
 //! either *split* (x1 and x2 apart: Half, and Quarter in two runs) or *zipped* (x1 and x2
-//! adjacent). InterleaveHalf reads one way and writes the other; in place, a row goes through a
+//! adjacent). InterleaveHalf reads one way and writes the other; in place, a row passes through a
 //! scratch row.
 //!
-//! Traffic: x once in, once out.  Coefficients are loaded once for a group of heads and stay in
-//! registers while one head after another is rotated by them; reading them from the cache for each
-//! head would be twice the bytes of 16-bit data.
+//! Traffic: x once in, once out. Coefficients are loaded once for a group of heads and stay in
+//! registers while the heads are rotated; reading them from the cache for each head would move
+//! twice the bytes of 16-bit data.
 
 use std::marker::PhantomData;
 

@@ -1,4 +1,5 @@
-//! The demands of the algorithm on a register, and on its loads and stores for one element type.
+//! The operations that the algorithm requires of a register, and its loads and stores for one
+//! element type.
 
 use crate::element::{Element, Real};
 

@@ -1,5 +1,4 @@
-//! Audio in video (TMRoPE): a video and its sound start at the same id and run through time
-//! together.
+//! Audio in video (TMRoPE): a video and its sound start at the same id and share the time axis.
 
 use super::error::Kind;
 use super::prompt::{AXES, Block, Ids, Sums, Walk};

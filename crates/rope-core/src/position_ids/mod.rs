@@ -1,14 +1,14 @@
-//! Position ids of multimodal prompts: from token ids, grids, timestamps and masks to one id per
-//! axis and token.
+//! Position ids of multimodal prompts: one id per axis and token, from token ids, grids, timestamps
+//! and masks.
 //!
 //! One rule covers every family. Text and audio take the next id on all axes. A block of vision
 //! tokens starts at the next id: T counts time, H and W the rows and columns of the merged grid.
-//! After a block the next id is one more than the highest on any axis. Families differ in data
-//! only: whether a video is one block or a block per frame, how many ids a second takes, which
-//! patches merge.
+//! After a block, the next id is one more than the highest on any axis. Families differ only in
+//! data: one block per video or per frame, the number of ids per second, and the patches that
+//! merge.
 //!
-//! Released versions of Hugging Face transformers depart from this rule, each in its own way;
-//! [`Compatibility`] reproduces them and [`Divergence`] names where they depart.
+//! Released versions of Hugging Face transformers each diverge from this rule; [`Compatibility`]
+//! reproduces them, and [`Divergence`] names the differences.
 
 mod audio_video;
 mod error;

@@ -1,4 +1,4 @@
-//! A prompt, and the walk over it that deals out position ids.
+//! A prompt, and the walk over it that assigns position ids.
 
 use super::audio_video::AudioVideo;
 use super::error::{Kind, PositionIdsError};

@@ -1,5 +1,5 @@
-//! Positions inside vision towers: height and width of every patch, and the order in which patches
-//! attend.
+//! Positions inside vision towers: row and column of every patch, and the order of patches in
+//! attention.
 
 use super::error::{Kind, PositionIdsError};
 use super::split::reserved;

@@ -1,4 +1,4 @@
-//! RMSNorm of each head of q and k fused with their rotation: what it is, and the entry points.
+//! RMSNorm of each head of q and k fused with their rotation: its definition, and the entry points.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;

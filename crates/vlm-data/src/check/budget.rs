@@ -1,4 +1,4 @@
-//! Bytes that threads may hold together.
+//! A limit on the bytes that threads hold together.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 

@@ -1,8 +1,8 @@
-//! A data file against a model folder, before any weight is loaded.
+//! Checks a data file against a model folder, before any weight is loaded.
 //!
-//! [`check_data`] makes a sample of each record, but for its patches: it renders and counts the
-//! text, decodes each picture, and collects what is wrong as [`Findings`] of one kind each, with
-//! their lines. The rest of a [`DataReport`] is counted from the samples that can be trained on.
+//! [`check_data`] builds a sample of each record, without its patches: it renders the text, counts
+//! its tokens, decodes each picture, and collects faults as [`Findings`] of one kind each, with
+//! their lines. The other counts of a [`DataReport`] are from the samples that can be trained on.
 
 mod budget;
 mod findings;

@@ -1,4 +1,4 @@
-//! Suspicious parts of texts that can be trained on.
+//! Suspicious parts of valid texts.
 
 use super::findings::Found;
 use crate::picture::BoxForm;

@@ -1,4 +1,4 @@
-//! Batches of a data file: in an order that a seed decides, made ahead by threads.
+//! Batches of a data file, in an order that a seed determines, prepared in advance by threads.
 
 mod order;
 mod workers;

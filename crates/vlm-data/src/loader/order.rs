@@ -1,4 +1,4 @@
-//! The order of the samples of each epoch, and which of them a rank makes.
+//! The order of samples in each epoch, and the share of a rank.
 
 use super::{BatchSize, LoaderOptions};
 

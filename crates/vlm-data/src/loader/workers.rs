@@ -1,4 +1,4 @@
-//! Threads that make samples ahead of the one who trains on them.
+//! Threads that prepare samples ahead of the training thread.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};

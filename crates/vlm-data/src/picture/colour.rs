@@ -1,4 +1,4 @@
-//! Colours of any kind as 8 bits of red, green and blue, as PIL converts them.
+//! Converts all colour modes to 8-bit RGB like PIL.
 
 use super::read::Alpha;
 

@@ -1,4 +1,4 @@
-//! The families, and what a model folder says about pictures.
+//! The families, and a model folder's settings for pictures.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! The first frame of a GIF, as PIL shows it.
+//! The first frame of a GIF, decoded like PIL.
 
 use std::num::NonZeroU64;
 

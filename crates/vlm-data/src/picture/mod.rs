@@ -1,8 +1,8 @@
-//! Pictures: from a file to the patches that a vision tower takes.
+//! Pictures: converts a file to the patches that a vision tower takes.
 //!
-//! [`Picture`] reads a file as `load_image` of transformers does. [`PictureConfig`] is what a
-//! model folder says about pictures, and [`PictureProcessor`] makes [`Patches`] of a picture: the
-//! `pixel_values` and the row of `image_grid_thw` that transformers makes, bit for bit.
+//! [`Picture`] reads a file like transformers' `load_image`. [`PictureConfig`] has a model folder's
+//! settings for pictures, and [`PictureProcessor`] computes the [`Patches`] of a picture:
+//! transformers' `pixel_values` and row of `image_grid_thw`, bit for bit.
 //!
 //! ```
 //! use vlm_data::picture::{Family, Picture, PictureProcessor};
@@ -20,10 +20,10 @@
 //! | module | contents |
 //! |---|---|
 //! | `read` | a file's pixels as RGB; `gif`, `orientation` and `colour` are its parts |
-//! | `config` | the families, and what a model folder says |
+//! | `config` | the families, and the settings of a model folder |
 //! | `smart_resize` | the size that a picture is resized to |
 //! | `resample` | resizing, in the integers of torchvision and of PIL |
-//! | `patches` | all of it: resizing, normalising and cutting into patches |
+//! | `patches` | the whole conversion: resizing, normalising and cutting into patches |
 
 mod colour;
 mod config;

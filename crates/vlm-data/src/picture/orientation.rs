@@ -1,4 +1,4 @@
-//! The orientation of a picture, as its camera wrote it.
+//! The orientation of a picture, as written by its camera.
 
 /// Orientations 1 to 8 of EXIF, as the way from a pixel of the upright picture to the stored one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

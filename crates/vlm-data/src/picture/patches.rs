@@ -1,4 +1,4 @@
-//! From a picture to its patches.
+//! Converts a picture to patches.
 
 use std::borrow::Cow;
 use std::ops::Range;

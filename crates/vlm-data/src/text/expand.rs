@@ -1,4 +1,5 @@
-//! Pads: the one that a template prints for a picture becomes as many as its grid has tokens.
+//! Expands pads: the one that a template prints for a picture is repeated for each token of the
+//! picture's grid.
 
 use std::ops::Range;
 

@@ -1,8 +1,8 @@
-//! JSON whose objects keep their order, and Python's way of writing it.
+//! JSON whose objects keep their order, written like Python's.
 //!
 //! A chat template prints tools and tool calls with `tojson`, which is Python's `json.dumps`. The
-//! ids are those of transformers only if keys stay in the order of the file, and if separators,
-//! escapes and numbers are written as Python writes them.
+//! ids equal those of transformers only if keys keep the order of the file, and separators, escapes
+//! and numbers are written like Python's.
 
 use std::fmt::Write as _;
 

@@ -1,9 +1,8 @@
-//! Conversations to token ids and labels.
+//! Converts conversations to token ids and labels.
 //!
-//! A label is a token's own id where it is trained on, and [`IGNORED`] elsewhere; the loss shifts
-//! by one. The assistant's turns are found in the rendered text by the marks of the template, which
-//! no message may contain. What of a turn is trained on differs between trainers; see
-//! [`LabelRule`].
+//! A label is the token's id if the token is trained on, and [`IGNORED`] otherwise; the loss shifts
+//! by one. The template's marks, which no message may contain, identify the assistant's turns in
+//! the rendered text. Trainers differ in the trained part of a turn; see [`LabelRule`].
 
 use std::ops::Range;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Text: data files to token ids and labels.
+//! Text: converts data files to token ids and labels.
 //!
 //! ```no_run
 //! use vlm_data::text::{EncodeOptions, Grid, Grids, FileOptions, TextEncoder, read};
@@ -23,8 +23,8 @@
 //! | [`template`] | its chat template |
 //! | [`expand`] | pads for pictures and videos |
 //! | [`labels`] | conversations to token ids and labels |
-//! | [`json`] | JSON that keeps its order, and Python's way of writing it |
-//! | [`error`] | what is wrong with a record, and what to do |
+//! | [`json`] | JSON that keeps its order, written like Python's |
+//! | [`error`] | faults of a record, and their remedies |
 
 pub mod error;
 pub mod expand;

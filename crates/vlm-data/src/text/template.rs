@@ -1,10 +1,11 @@
 //! The chat template of a checkpoint folder: Jinja, as transformers runs it.
 //!
-//! The engine is minijinja. What transformers has and minijinja has not is added here: `tojson` as
-//! Python's `json.dumps`, `raise_exception`, `strftime_now`, the tag `generation`, Python's string
-//! methods, and Python's spelling of what is printed (`True`, `None`, `1e-05`). A template is
-//! untrusted: its steps, its memory and its output are limited. minijinja 3.1.0 does not count
-//! lists that are added; here they are where they are stored (`adapt`), but not in 30 nested loops.
+//! The engine is minijinja. This module adds the features of transformers that minijinja lacks:
+//! `tojson` as Python's `json.dumps`, `raise_exception`, `strftime_now`, the tag `generation`,
+//! Python's string methods, and Python's spelling of printed values (`True`, `None`, `1e-05`). A
+//! template is untrusted: its steps, its memory and its output are limited. minijinja 3.1.0 does
+//! not count the memory of added lists; this module counts them where they are stored (`adapt`),
+//! but not in 30 nested loops.
 
 use std::io::Write;
 use std::ops::Range;

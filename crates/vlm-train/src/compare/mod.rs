@@ -1,8 +1,8 @@
-//! Two recorded steps: where they part, and a suspicion why.
+//! Compares two recorded steps: their first difference, and a suspected cause.
 //!
 //! Items are compared in the order of their causes: inputs, weights, the forward pass, the backward
-//! pass, the update. The first whose difference exceeds the rounding of the coarser type decides:
-//! what it is computed from is equal, so the operation between is at fault.
+//! pass, the update. The first item whose difference exceeds the rounding of the coarser type
+//! decides: its inputs are equal, so the operation that computes it is at fault.
 
 mod facts;
 mod suspect;

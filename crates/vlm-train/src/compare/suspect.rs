@@ -1,4 +1,4 @@
-//! From the first item that differs to a suspicion.
+//! Derives a suspected cause from the first item that differs.
 
 use super::facts::{Facts, layer, rank};
 use super::{Comparison, Fault, Row, Stage, Suspicion};

@@ -1,8 +1,8 @@
-//! The ranks of a run: threads of this process, and of others, each with a device and a part of
-//! every batch.
+//! The ranks of a run: threads of this and other processes, each with a device and a part of every
+//! batch.
 //!
-//! Ranks meet before and after each step: each gives some bytes and receives those of all. A rank
-//! that fails says so there, and every other one ends with its cause.
+//! Ranks meet before and after each step: each sends some bytes and receives those of all ranks. A
+//! rank that fails reports it there, and all others end with its cause.
 
 mod frame;
 mod peers;

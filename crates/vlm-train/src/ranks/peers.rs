@@ -1,4 +1,4 @@
-//! The other ranks, as a step of one of them needs them: counts, losses and gradients together.
+//! The other ranks from the view of one rank's step: counts, losses and gradients combined.
 
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
-//! Where processes of several hosts meet: a server in the process of host 0, to which each process
-//! connects. Root infos, numbers and causes cross there; tensors do not.
+//! The rendezvous of processes on several hosts: a server in the process of host 0, to which each
+//! process connects. It carries root infos, numbers and causes, but no tensors.
 //!
-//! Both sides prove that they know the token, and each frame afterwards has a tag. Frames are not
-//! encrypted.
+//! Both sides prove that they know the token, and each later frame has an authentication tag.
+//! Frames are not encrypted.
 
 use std::collections::BTreeMap;
 use std::io::{Error as IoError, ErrorKind};

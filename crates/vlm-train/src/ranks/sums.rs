@@ -1,4 +1,4 @@
-//! Sums over ranks, of tensors.
+//! Sums of tensors over ranks.
 
 use std::fmt;
 use std::sync::Arc;

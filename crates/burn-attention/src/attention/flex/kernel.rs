@@ -1,29 +1,30 @@
 //! Attention in tiles of queries and keys, on the CPU.
 //!
 //! # Problem
-//! y = softmax(scale q k^T + bias) v without the matrix of scores, and its gradients.
+//! y = softmax(scale q k^T + bias) v without the score matrix, and its gradients.
 //!
 //! # Data
-//! A tile is up to [`ROWS`] rows of queries, those of all heads of a group below each other, and up
-//! to [`COLUMNS`] keys of their common head. Tiles in which no query sees a key are skipped.
-//! 16-bit elements are converted when a tile is loaded; others are read where they are. Of keys that
-//! no query sees, and of queries that see no key, zeros are loaded: a weight of 0 would not hide a
-//! NaN.
+//! A tile is up to [`ROWS`] rows of queries, with all heads of a group stacked, and up to
+//! [`COLUMNS`] keys of their common head. Tiles in which no query sees a key are skipped. 16-bit
+//! elements are converted when a tile is loaded; others are read in place. Keys that no query sees,
+//! and queries that see no key, are loaded as zeros: a weight of 0 would not hide a NaN.
 //!
 //! # Forward
 //! For each tile of queries, over its tiles of keys: s = q k^T; m' = max(m, s);
-//! p = e^(s - m'); l = l e^(m - m') + sum p; y = y e^(m - m') + p v. At the end y / l, and
-//! m + ln l is kept.
+//! p = e^(s - m'); l = l e^(m - m') + sum p; y = y e^(m - m') + p v. The results are y / l and the
+//! kept m + ln l.
 //!
 //! # Backward
 //! p = e^(s - kept); dv += p^T dy; ds = p (dy v^T - <dy, y>); dk += ds^T q; dq += ds k.
-//! Where what is kept is so large that ln l is lost in it, m and l are computed again and kept apart:
-//! e^(s - m) stands for p, and dy / l for dy.
+//!
+//! Where the kept number is so large that ln l is lost in it, m and l are recomputed and kept
+//! separate: p becomes e^(s - m), and dy becomes dy / l.
+//!
 //! A thread takes a head with all its tiles, because dk and dv sum over queries and dq sums over
 //! keys. If that leaves threads idle, tiles of queries are divided among the threads for dq, and
-//! then tiles of keys for dk and dv, which computes the scores twice. A tile of queries has its own
-//! part of the bias's gradient. Both ways add up in the same order: the bits depend on no number of
-//! threads.
+//! then tiles of keys for dk and dv, which computes the scores twice. A tile of queries has a
+//! separate part of the bias's gradient. Both ways sum in the same order, so the bits do not depend
+//! on the number of threads.
 
 use std::ops::Range;
 

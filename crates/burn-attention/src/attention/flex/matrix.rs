@@ -1,4 +1,4 @@
-//! Matrices in slices, and their product by the library that burn-flex uses.
+//! Matrices in slices, and their product, computed by burn-flex's library.
 
 use super::number::Real;
 

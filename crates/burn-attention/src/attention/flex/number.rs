@@ -1,4 +1,4 @@
-//! The numbers of the kernels: what tensors hold, and what is computed with.
+//! The number types of the kernels: those of tensors, and those of computation.
 
 use burn::backend::Element as BurnElement;
 use half::{bf16, f16};

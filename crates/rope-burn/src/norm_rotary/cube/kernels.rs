@@ -1,12 +1,12 @@
 //! The kernels.
 //!
 //! A *team* of units, a power of two, holds one head: each unit the N pairs that it rotates, or N
-//! channels outside the rotated part. Sums over the head are made in shared memory, in an order
-//! that depends on the size of the team alone. A team takes one *row* after another, a token with
+//! channels outside the rotated part. Sums over the head are computed in shared memory, in an order
+//! that depends only on the team's size. A team processes one *row* after another, a token with
 //! some of its heads, and reads the token's angles once for them.
 //!
-//! All units of a cube take the same number of steps, for they wait for one another: those without
-//! a row or a head read the last one, and write nothing.
+//! All units of a cube take the same number of steps, because they wait for each other: those
+//! without a row or a head read the last one, and write nothing.
 
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;

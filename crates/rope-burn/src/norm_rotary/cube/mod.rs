@@ -1,5 +1,6 @@
-//! The norm with the rotation: one launch a tensor; backward up to two more, small ones (four on
-//! devices with very small groups), which add up the weight's gradient in a fixed order.
+//! The norm with the rotation: one launch per tensor. The backward has up to two more small
+//! launches (four on devices with very small groups), which sum the weight's gradient in a fixed
+//! order.
 
 #![allow(
     unsafe_code,

@@ -2,8 +2,8 @@
 //!
 //! A *unit* (a thread) takes one token's coefficients for N pairs of channels into registers and
 //! rotates those pairs of one head after another: x is read once and written once, cos and sin are
-//! read once for all heads that the unit serves. N channels are one load, of 16 bytes where
-//! strides and offsets allow. Neighbouring units take neighbouring channels of a head.
+//! read once for all heads that the unit serves. N channels are one load, of 16 bytes where strides
+//! and offsets allow. Neighbouring units take neighbouring channels of a head.
 //!
 //! ```text
 //! for each head, [HEADS_AT_ONCE] of them loaded before the first is written:
@@ -11,15 +11,15 @@
 //!     y2 = s2 * x1 + c2 * x2
 //! ```
 //!
-//! The adjoint is that map with s1 and s2 swapped and negated, once a unit. Products and sums are
-//! of the angles' type; a compiler for a GPU may contract them.
+//! The adjoint is that map with s1 and s2 swapped and negated, once per unit. Products and sums
+//! have the angles' type; a GPU compiler may contract them.
 //!
-//! Channels of a head count in vectors of N, strides too. A pairing reads and writes a head's
-//! rotated part *split* (x1 and x2 a run apart) or *zipped* (x1 and x2 adjacent: two vectors hold
-//! N pairs), as in the CPU kernels.
+//! Channels of a head and strides are counted in vectors of N. A pairing reads and writes a head's
+//! rotated part *split* (x1 and x2 a run apart) or *zipped* (x1 and x2 adjacent: two vectors hold N
+//! pairs), as in the CPU kernels.
 //!
-//! In place, a unit writes what it alone has read. That excludes pairings that read one way and
-//! write the other.
+//! In place, a unit writes only elements that it alone has read. This excludes pairings that read
+//! one way and write the other.
 
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;

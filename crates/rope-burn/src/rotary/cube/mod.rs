@@ -2,13 +2,13 @@
 //! compiled for the device on first use.
 //!
 //! A tensor that nothing else holds is rotated in place, whatever its strides; any other is read by
-//! its strides and written to a new one. q and k are one launch. Rotations by a pairing that reads
-//! one way and writes the other always write a new tensor.
+//! its strides and written to a new one. q and k share one launch. Pairings that read one way and
+//! write the other always write a new tensor.
 //!
-//! The norm of the heads and their rotation are one launch a tensor, forward and backward.
+//! The norm of the heads with their rotation is one launch per tensor, forward and backward.
 //!
-//! A runtime that cannot store or convert the tensors' type, and tensors of more than 2^31 units of
-//! work, get the composed body.
+//! The composed body serves runtimes that cannot store or convert the tensors' type, and tensors of
+//! more than 2^31 units of work.
 
 #![allow(
     unsafe_code,

@@ -18,35 +18,34 @@ use crate::bench::{print, progress};
 use crate::device::Device;
 use crate::memory;
 
-/// Count what a graph keeps for the backward, and what forward and backward hold at their peak.
+/// Count the bytes that a graph keeps for the backward, and the peaks of forward and backward.
 ///
-/// q and k, [1, heads, tokens, head_dim], go through a number of rotations one after another,
-/// forward and backward, so that nothing but rotations is counted. Compared are the fused
-/// operation, the same composed from ordinary operations, and burn::nn::RotaryEncoding, which
-/// always pairs adjacent channels and rotates whole heads only. On the CPU every allocation of the
-/// process is counted, exactly. On an NPU (--device) the tensors live on the NPU, and the bytes of
-/// its memory pool are counted. On a GPU the peak is what the pools of burn's runtime grow by,
-/// which round up.
+/// q and k, [1, heads, tokens, head_dim], pass through a chain of rotations, forward and backward,
+/// so that only rotations are counted. The command compares the fused operation, the same composed
+/// of ordinary operations, and burn::nn::RotaryEncoding, which always pairs adjacent channels and
+/// rotates only whole heads. On the CPU it counts every allocation of the process exactly. On an
+/// NPU (--device) the tensors are on the NPU, and it counts the bytes of its memory pool. On a GPU
+/// the peak is the growth of the pools of burn's runtime, which round up.
 ///
 /// With --norm, the RMSNorm of the heads and the rotation: fused, burn::nn::RmsNorm with the fused
 /// rotation, and both composed.
 ///
 /// With --attention, causal attention instead: burn-attention's against ordinary operations on the
-/// whole matrix of scores, at several numbers of tokens.
+/// whole score matrix, at several numbers of tokens.
 ///
-/// All figures except the graph's own nodes grow in proportion to the tokens: the defaults are
-/// small so that the run is short.
+/// All figures except the graph's nodes grow linearly with the tokens: the defaults are small so
+/// that the run is short.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct MemoryArgs {
-    /// Models whose q and k to take; all by default.
+    /// Models that give the shapes of q and k; all by default.
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     #[arg(value_parser = one_of(&MODELS, |model| model.name))]
     shape: Vec<Model>,
-    /// Numbers of rotations one after another; the table shows the largest.
+    /// Numbers of rotations in the chain; the table shows the largest.
     #[arg(long, value_delimiter = ',', value_name = "NUMBERS")]
     #[arg(value_parser = count_in(1..=MAX_LAYERS))]
     layers: Vec<usize>,
-    /// Tokens.
+    /// Number of tokens.
     #[arg(long, value_name = "NUMBER", value_parser = count_in(1..=MAX_TOKENS))]
     tokens: Option<usize>,
     /// Element types of q and k.
@@ -60,17 +59,16 @@ pub(crate) struct MemoryArgs {
     /// ascend:N, or ascend-sim (a simulated NPU).
     #[arg(long, default_value = "cpu")]
     device: Device,
-    /// Attention instead of rotations: a key head of Qwen2.5-VL-7B and its query heads.
+    /// Measure attention instead of rotations: a key head of Qwen2.5-VL-7B and its query heads.
     #[arg(long, conflicts_with_all = ["shape", "layers", "checkpointing"])]
     attention: bool,
-    /// The norm of the heads with the rotation instead of the rotation alone, of models that have
-    /// it.
+    /// Measure the norm of the heads with the rotation, for models that have it.
     #[arg(long, conflicts_with = "attention")]
     norm: bool,
-    /// A few tokens and layers, to see that everything runs.
+    /// Use few tokens and layers, to check that everything runs.
     #[arg(long)]
     quick: bool,
-    /// One JSON object per row and line on standard output, and nothing else there.
+    /// Print one JSON object per row and line, and nothing else, on standard output.
     #[arg(long)]
     json: bool,
 }

@@ -1,5 +1,5 @@
-//! The order in which a tile's rows are taken, and what is done with each: once for every way in
-//! which pairs are read and written.
+//! The order of a tile's rows and the work on each, once for every way of reading and writing
+//! pairs.
 
 use std::marker::PhantomData;
 

@@ -15,25 +15,25 @@
 //! dw   = sum over heads and tokens of g * n
 //! ```
 //!
-//! Before the rotation, the kernel makes h = g * w at once, with weights among the factors of R^T,
-//! and what it adds to dw is h * n: the caller divides by w. That saves two of nine products of a
-//! channel, which is what the backward in 16 bits is made of.
+//! Before the rotation, the kernel computes h = g * w directly, with weights among the factors of
+//! R^T, and adds h * n to dw: the caller divides by w. That saves two of a channel's nine products,
+//! which dominate the backward in 16 bits.
 //!
 //! With the norm after the rotation, y = norm(R x): the same formulas hold between z = R x and y,
-//! with g = dy, and dx = R^T dz. There dw is as above.
+//! with g = dy, and dx = R^T dz. dw is as above.
 //!
-//! Data: a row is one head of one token. It is read twice, and written once; the second time it is
-//! in the first-level cache. What a row is multiplied by, cos and sin times the weights before the
-//! rotation, is prepared once for a token's group of heads, in the order in which the kernel meets
-//! it. What the rotation makes for the norm, g or z, lies in a scratch row, widened.
+//! Data: a row is one head of one token. It is read twice, the second time from the first-level
+//! cache, and written once. The factors of a row (before the rotation, cos and sin times the
+//! weights) are prepared once for a token's group of heads, in the order in which the kernel uses
+//! them. The rotation's result for the norm, g or z, is in a scratch row, widened.
 //!
-//! Order: the roots of the sums of a few rows, then the sums of the next rows, then what is written
-//! for the first ones; meanwhile later rows are fetched. So neither the roots' latency nor memory's
-//! is waited for ([`rows::Queue`]). What pairs are multiplied by is read once for these rows.
+//! Order: the roots of the sums of a few rows, then the sums of the next rows, then the writes of
+//! the first ones; meanwhile later rows are prefetched. This hides the latency of both the roots
+//! and memory ([`rows::Queue`]). The factors of pairs are read once for these rows.
 //!
 //! Sums: value i of a row is added to partial sum i mod 32, whatever the register's width, and the
-//! partial sums are added in a fixed order. The sum of squares is recomputed in the backward,
-//! which reads x anyway: nothing but x is kept.
+//! partial sums are added in a fixed order. The sum of squares is recomputed in the backward, which
+//! reads x anyway: only x is kept.
 
 mod channels;
 mod kernel;

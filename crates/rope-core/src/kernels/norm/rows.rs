@@ -1,4 +1,4 @@
-//! Rows under way: those whose sums are made, whose roots are taken, and that are written.
+//! Rows in progress: their sums, their roots, and their writes.
 
 use std::hint::black_box;
 use std::mem::replace;

@@ -1,7 +1,7 @@
-//! The sums by AVX2: products of 16 bits, added in pairs to 32 bits.
+//! The sums in AVX2: 16-bit products, added in pairs to 32 bits.
 //!
-//! A weight of PIL has two parts, low + 2^12 high, whose sums are kept apart and added at last;
-//! integers wrap alike in any order.
+//! A weight of PIL has two parts, low + 2^12 high, whose sums are separate and added at the end;
+//! integers wrap the same in any order.
 
 #![allow(
     unsafe_code,

@@ -1,22 +1,22 @@
-//! Bicubic resizing of 8 bits, antialiased, in the integers of torchvision and of PIL.
+//! Antialiased bicubic resizing of 8-bit images in integers, like torchvision and PIL.
 //!
-//! Each output is a sum of inputs times weights, rounded, cut off at 0 and 255. Rows and columns
-//! are resized one after the other, with 8 bits between. The weights are computed in f64 and
-//! rounded to integers:
+//! Each output is a sum of inputs times weights, rounded and clamped to 0 and 255. Rows and columns
+//! are resized in sequence, with 8 bits between. The weights are computed in f64 and rounded to
+//! integers:
 //!
 //! | | weights | fractional bits |
 //! |---|---|---|
-//! | torchvision | 16 bits | the most, of at most 22, that the largest weight of the axis has room for |
+//! | torchvision | 16 bits | the most, up to 22, that fit the largest weight of the axis |
 //! | PIL | 32 bits | 22 |
 //!
-//! For output i of `outputs` of an axis: scale = inputs / outputs, stretch = max(scale, 1),
-//! centre = (i + 0.5) scale, first = max(0, trunc(centre - 2 stretch + 0.5)),
-//! end = min(inputs, trunc(centre + 2 stretch + 0.5)), and input j in first..end has the weight
-//! cubic((j - centre + 0.5) / stretch), divided by the sum of all weights.
+//! For output i of `outputs` of an axis: scale = inputs / outputs, stretch = max(scale, 1), centre
+//! = (i + 0.5) scale, first = max(0, trunc(centre - 2 stretch + 0.5)), end = min(inputs,
+//! trunc(centre + 2 stretch + 0.5)), and input j in first..end has the weight cubic((j - centre +
+//! 0.5) / stretch), divided by the sum of all weights.
 //!
 //! # Source
-//! pytorch aten/src/ATen/native/cpu/UpSampleKernel.cpp (`_compute_index_ranges_int16_weights`)
-//! and UpSampleKernelAVXAntialias.h; Pillow src/libImaging/Resample.c
+//! pytorch aten/src/ATen/native/cpu/UpSampleKernel.cpp (`_compute_index_ranges_int16_weights`) and
+//! UpSampleKernelAVXAntialias.h; Pillow src/libImaging/Resample.c
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;

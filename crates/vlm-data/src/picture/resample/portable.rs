@@ -1,4 +1,4 @@
-//! The sums in plain loops: for all processors, and what other kernels are compared with.
+//! The sums in plain loops: for all processors, and as the reference for other kernels.
 
 use super::{Axis, COLOURS, LOW_BITS};
 

@@ -1,4 +1,4 @@
-//! Where the records of a data file begin, so that they can be read in any order.
+//! The offsets of a data file's records, so that they can be read in any order.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};

@@ -1,4 +1,4 @@
-//! Where the pictures and frames of a record are.
+//! The paths of a record's pictures and frames.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! Data files to conversations.
+//! Converts data files to conversations.
 //!
 //! A record is one JSON object, in a JSONL file or a JSON array. Four formats are read; all become
 //! [`Conversation`]s:
@@ -10,7 +10,7 @@
 //! | [`Format::ShareGpt`] | `conversations` | LLaMA-Factory |
 //! | [`Format::Alpaca`] | `instruction` | LLaMA-Factory |
 //!
-//! LLaVA and sharegpt differ in white space: around a mark Qwen's own code strips the user's text,
+//! LLaVA and sharegpt differ in white space. Qwen's own code strips the user's text around a mark,
 //! so `<image>\nWhat?` is a picture and `What?`; LLaMA-Factory keeps the line break.
 
 mod index;

@@ -1,4 +1,4 @@
-//! One record to a conversation.
+//! Converts one record to a conversation.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Cutting a data file into records, with the memory of one record.
+//! Cuts a data file into records, holding one record in memory.
 
 use std::io::BufRead;
 
