@@ -140,17 +140,16 @@ Compare two recorded steps, layer by layer.
 
 A record is of `mrope finetune --record-step N`, on any device, in any precision
 and cut, or of a transformers model by examples/record_transformers.py. Inputs,
-weights, activations, gradients and updates are compared in the order of their
-causes. The first that differs by more than rounding is named, with a suspicion
-why. The exit code is 1 if there is one.";
+weights, activations, gradients and updates are compared in causal order. The
+first tensor that differs by more than rounding is named, with the suspected
+fault. The exit code is 1 if a tensor differs.";
 
 const GENERATE_ABOUT: &str = "\
 Let a model answer a prompt with pictures, or the questions of a data file.
 
-Text and pictures go through the folder's own chat template, tokenizer and
-preprocessor. The most likely token is taken, or with --temperature one is
-drawn. An answer ends with a stop token of generation_config.json. Answers do
-not depend on the batch that they are computed in.";
+Text and pictures go through the folder's chat template, tokenizer and
+preprocessor. Decoding is greedy, or samples with --temperature. An answer ends
+with a stop token of generation_config.json. Answers do not depend on the batch.";
 
 const GENERATE_EXAMPLES: &str = "\
 Examples:
@@ -159,12 +158,12 @@ Examples:
   mrope generate FOLDER --prompt \"Write a line.\" --temperature 0.7 --top-p 0.9 --seed 1";
 
 const MERGE_ABOUT: &str = "\
-Add adapters to the weights that they were trained beside.
+Merge adapters into the weights of their base model.
 
 Each weight becomes W + (alpha / r) B A, summed in f32 and rounded once to its
-own type. A layer at a time is in memory. The other files of the folder, the
-index of shards and the order of tensors stay. The merged folder gets its name
-when its logits are those of the base with the adapters.";
+own type. Memory holds one layer at a time. The folder's other files, its shard
+index and the order of tensors are kept. The output folder gets its name once
+its logits match those of the base with the adapters.";
 
 const GRADCHECK_ABOUT: &str = "\
 Check every gradient against finite differences and against the composed operation.

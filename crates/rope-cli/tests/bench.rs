@@ -211,7 +211,15 @@ fn every_kind_of_case_is_checked_and_timed() {
 
 #[test]
 fn rounds_add_their_samples_to_those_before() {
-    let arguments = ["speed", "--quick", "--json", "--dtype", "f32"];
+    let arguments = [
+        "speed",
+        "--quick",
+        "--json",
+        "--dtype",
+        "f32",
+        "--group",
+        "decode,burn",
+    ];
     let rounds = |number| {
         let json = succeeded(&[&arguments[..], &["--rounds", number]].concat());
         read_json_lines::<SpeedRow>(&json).expect("rows")
