@@ -13,7 +13,7 @@ use serde::Serialize;
 use super::ask::ask;
 use super::build::{Builder, Library};
 use super::call::Call;
-use super::replay::{MODELS, Recording, Refusal, recorded, refusals};
+use super::replay::{MODELS, Recording, Refusal, features, recorded, refusals};
 use super::{Result, Soc, VendorError, cannot_access};
 
 /// An expression of burn-ascend that another takes the place of.
@@ -97,7 +97,7 @@ const FAULTS: [Fault; 10] = [
         file: "fused/attention.rs",
         from: "heads as i64",
         to: "heads as i64 + 1",
-        test: ["ascend_training", MODELS],
+        test: ["suite", MODELS],
     },
 ];
 
@@ -217,6 +217,7 @@ fn rows(
     folder: &Path,
     mut each: impl FnMut(&FaultRow),
 ) -> Result<Vec<FaultRow>> {
+    let features = features(&builder.root)?;
     let run = |[target, test]: [&str; 2], fault: Option<usize>| -> Result<Recording> {
         let file: PathBuf = builder.work.join("recorded-fault");
         let mut command = crate::cargo::cargo();
@@ -224,6 +225,8 @@ fn rows(
             .current_dir(folder)
             .args([
                 "test",
+                "--features",
+                &features,
                 "--quiet",
                 "--locked",
                 "--workspace",

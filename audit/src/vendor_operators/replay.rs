@@ -24,7 +24,8 @@ struct Program {
 }
 
 /// The test that no operation of the models' steps goes to the host, with either rotation.
-pub(super) const MODELS: &str = "no_step_of_the_models_of_transformers_leaves_the_ai_core";
+pub(super) const MODELS: &str =
+    "ascend_training::no_step_of_the_models_of_transformers_leaves_the_ai_core";
 
 /// The folder of what programs write, below the tool's own.
 const OUT: &str = "OUT";
@@ -102,7 +103,7 @@ const PROGRAMS: [Program; 7] = [
             "test",
             "--workspace",
             "--test",
-            "ascend_training",
+            "suite",
             "--",
             "--exact",
             MODELS,
@@ -226,19 +227,23 @@ pub(super) fn refusals(calls: &[Call], answers: &[Answer]) -> Vec<Refusal> {
     refused.map(refusal).collect()
 }
 
+/// The features of continuous integration, with which the tests are compiled once and the program
+/// has the simulated NPU.
+pub(super) fn features(root: &Path) -> Result<String> {
+    let file = root.join(".ci/run");
+    let text = fs::read_to_string(&file).map_err(cannot_access(&file))?;
+    let features = text.lines().find_map(|line| line.strip_prefix("features="));
+    let missing = || VendorError::Failed(format!("{} has no line features=", file.display()));
+    features.map(str::to_owned).ok_or_else(missing)
+}
+
 /// Records every program and asks about its calls.
 pub(super) fn replay(builder: &Builder, library: &Library, socs: &[Soc]) -> Result<Vec<ReplayRow>> {
     eprintln!("building mrope");
     let mut build = crate::cargo::cargo();
-    // Its tests build it with the features of the workspace's tests.
-    build.args([
-        "test",
-        "--quiet",
-        "--workspace",
-        "--test",
-        "ascend_training",
-        "--no-run",
-    ]);
+    let features = features(&builder.root)?;
+    build.args(["test", "--features", &features, "--quiet", "--workspace"]);
+    build.args(["--test", "suite", "--no-run"]);
     let status = build.current_dir(&builder.root).status();
     if !status.map_err(cannot_access(Path::new("cargo")))?.success() {
         return Err(VendorError::Failed("mrope does not build".to_owned()));
@@ -258,6 +263,7 @@ pub(super) fn replay(builder: &Builder, library: &Library, socs: &[Soc]) -> Resu
         for argument in program.arguments {
             match *argument {
                 OUT => command.arg(&out),
+                "test" => command.args(["test", "--features", &features]),
                 argument => command.arg(argument),
             };
         }
