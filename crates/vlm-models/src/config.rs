@@ -479,8 +479,7 @@ impl VlmConfig {
     }
 
     /// Reads the text of a `config.json`, of transformers 4 (the decoder's keys at the top) or 5
-    /// (in `text_config`). Keys that it leaves out have the defaults of their class in transformers
-    /// 5.24.0.
+    /// (in `text_config`). Omitted keys have the defaults of their class in transformers 5.24.0.
     ///
     /// # Errors
     /// [`VlmError::Config`], [`VlmError::UnknownFamily`], [`VlmError::Unsupported`],
@@ -534,15 +533,15 @@ impl VlmConfig {
         Ok(config)
     }
 
-    /// Chooses the code that rotates.
+    /// Sets the implementation of the rotation.
     #[must_use]
     pub fn with_implementation(mut self, implementation: Implementation) -> Self {
         self.implementation = implementation;
         self
     }
 
-    /// Chooses the program whose position ids and loss of padded rows to follow, to continue a run
-    /// that it started.
+    /// Selects the program that started a run, to reproduce its position ids and its loss of padded
+    /// rows.
     #[must_use]
     pub fn with_compatibility(mut self, compatibility: Compatibility) -> Self {
         self.position_rules = self.position_rules.with_compatibility(compatibility);
