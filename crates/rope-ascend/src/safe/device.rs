@@ -14,8 +14,8 @@ use crate::sys::{AclRt, aclrtDevAttr, code};
 #[derive(Debug)]
 pub(super) struct DeviceInner {
     pub(super) ordinal: i32,
-    /// How often the device was set, about once a thread: the runtime releases it after as many
-    /// resets.
+    /// The number of times the device was set, about once per thread: the runtime releases it after
+    /// the same number of resets.
     sets: AtomicU32,
     pub(super) counters: Counters,
     /// Those of the streams, for what the counters do not know.
@@ -93,7 +93,7 @@ impl Drop for DeviceInner {
     }
 }
 
-/// A device of the runtime. Clones share it; it is reset when the last handle on it is gone.
+/// A device of the runtime. Clones share it; it is reset when the last handle is dropped.
 #[derive(Clone, Debug)]
 pub struct Device {
     pub(super) inner: Arc<DeviceInner>,
@@ -149,7 +149,7 @@ impl Device {
         &self.inner.runtime
     }
 
-    /// Product name of the chip, where it can be asked.
+    /// Product name of the chip, if the runtime reports it.
     ///
     /// # Errors
     /// The runtime's.
@@ -211,12 +211,12 @@ impl Device {
         self.inner.memory_use()
     }
 
-    /// Sets the peaks to what is in use and reserved now.
+    /// Resets the peaks to the bytes currently in use and reserved.
     pub fn reset_peak(&self) {
         self.inner.counters.reset_peak();
     }
 
-    /// A new stream.
+    /// Creates a stream.
     ///
     /// # Errors
     /// The runtime's.

@@ -97,8 +97,9 @@ impl Kernel {
     /// [`Launch`](crate::AscendError::Launch) if the runtime refuses it.
     ///
     /// # Safety
-    /// - `parameters` are the kernel's, in the order of its declaration and with its sizes; as many
-    ///   as [`Module::kernel`] was told, and it was told the kernel's kind of cores.
+    /// - `parameters` are the kernel's, in the order of its declaration and with its sizes. Their
+    ///   number is that passed to [`Module::kernel`], which was also passed the kernel's kind of
+    ///   cores.
     /// - The device memory that the arguments name belongs to buffers of `stream`, and is large
     ///   enough for what the kernel does with it.
     /// - The module outlives the queued work: it is dropped after a synchronisation of `stream`.

@@ -21,19 +21,19 @@ use crate::loader::Pooling;
 /// The crate's use of a device's memory, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryUse {
-    /// Asked for by live buffers.
+    /// Requested by live buffers.
     pub live_bytes: usize,
     /// Largest `live_bytes` since the start or the last reset.
     pub peak_bytes: usize,
-    /// Held from the runtime: live buffers, rounded up, and cached memory.
+    /// Allocated from the runtime: live buffers, rounded up, and cached memory.
     pub reserved_bytes: usize,
     /// Largest `reserved_bytes` since the start or the last reset.
     pub peak_reserved_bytes: usize,
-    /// Cached for reuse.
+    /// Bytes cached for reuse.
     pub cached_bytes: usize,
-    /// Largest cached piece: a larger buffer makes `reserved_bytes` grow.
+    /// Largest cached piece; a larger buffer increases `reserved_bytes`.
     pub largest_cached_bytes: usize,
-    /// Taken by communicators for themselves, beside `reserved_bytes`.
+    /// Used internally by communicators, in addition to `reserved_bytes`.
     pub communicator_bytes: usize,
 }
 
@@ -150,7 +150,7 @@ const PAGE: usize = 2 * MIB;
 const SMALL: usize = MIB;
 /// A segment for many large blocks.
 const LARGE_SEGMENT: usize = 64 * MIB;
-/// From this size on, a block gets a segment of its own.
+/// From this size on, a block gets a separate segment.
 const OWN_SEGMENT: usize = 32 * MIB;
 /// Largest buffer: what the address space has, with room to round up.
 const LARGEST: usize = isize::MAX as usize - PAGE;
@@ -192,7 +192,7 @@ impl Pooling {
     }
 }
 
-/// The memory of one stream: what it has given back may be handed out again.
+/// The memory of one stream, with freed blocks available for reuse.
 ///
 /// The pool belongs to one stream: reuse is ordered after the work that used the block before.
 #[derive(Debug, Default)]

@@ -90,10 +90,10 @@ pub struct Runtime {
 }
 
 impl Runtime {
-    /// Opens the vendor's libraries, in `folder` if one is given, and initialises the runtime.
+    /// Opens the vendor's libraries, in `folder` if given, and initialises the runtime.
     ///
     /// # Errors
-    /// [`AscendError::Load`] where there is no CANN, else the runtime's.
+    /// [`AscendError::Load`] if CANN is missing, otherwise those of the runtime.
     pub fn open(folder: Option<&Path>) -> Result<Self> {
         Self::start(Api::open(folder)?)
     }
@@ -134,7 +134,7 @@ impl Runtime {
         &self.inner.api
     }
 
-    /// Version of the runtime, where it can be asked.
+    /// Version of the runtime, if it reports one.
     ///
     /// # Errors
     /// The runtime's.
@@ -152,7 +152,7 @@ impl Runtime {
         result::device_count(&self.inner.api.rt)
     }
 
-    /// The device of number `ordinal`.
+    /// Opens device `ordinal`.
     ///
     /// # Errors
     /// The runtime's.
@@ -160,9 +160,10 @@ impl Runtime {
         Device::open(self.clone(), ordinal)
     }
 
-    /// The device that the calling thread has set, in a process where something else, as another
-    /// framework, owns it: context and device of the thread stay as they are. A thread on which it
-    /// is not current sets it, at its first call, and that is undone with the last handle.
+    /// Returns the calling thread's current device, in a process where other code, such as another
+    /// framework, owns it. Context and device of the thread do not change. A thread with a
+    /// different current device sets this one at its first call; dropping the last handle undoes
+    /// that.
     ///
     /// # Errors
     /// [`AscendError::InvalidArgument`] if the thread has set none.
@@ -171,12 +172,12 @@ impl Runtime {
         Device::current(self.clone())
     }
 
-    /// Ends the runtime, unless the process has started it more than once and uses it still, and
-    /// reports the first failure of any teardown.
+    /// Ends the runtime and reports the first failure of any teardown. If the process has started
+    /// the runtime more than once and still uses it, it stays open.
     ///
     /// # Errors
-    /// [`AscendError::StillInUse`] while other handles are alive; a recorded failure; the
-    /// runtime's.
+    /// [`AscendError::StillInUse`] while other handles are alive; a recorded failure; those of the
+    /// runtime.
     #[doc(alias = "aclFinalize")]
     pub fn close(self) -> Result<()> {
         let inner = Arc::try_unwrap(self.inner).map_err(|inner| AscendError::StillInUse {

@@ -2,7 +2,7 @@
 
 use super::pinned::PinnedBuffer;
 
-/// Most bytes in queued copies; beyond it an upload waits for the stream.
+/// The limit on bytes in queued copies; beyond it, an upload waits for the stream.
 const LIMIT_BYTES: usize = 64 << 20;
 
 /// Smallest block.

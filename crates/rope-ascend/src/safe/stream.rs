@@ -192,8 +192,8 @@ impl Drop for StreamInner {
 
 /// A queue of work on a device, with its own pool of device memory. Clones share it.
 ///
-/// Work runs in the order in which it was queued, later than the calls that queue it; its errors
-/// come out of the next synchronisation. A buffer is used on the stream that made it.
+/// Work runs asynchronously, in queue order; the next synchronisation returns its errors. A buffer
+/// is used on the stream that allocated it.
 #[derive(Clone, Debug)]
 pub struct Stream {
     pub(super) inner: Arc<StreamInner>,
@@ -221,12 +221,13 @@ impl Stream {
         }
     }
 
-    /// A stream that something else owns, as another framework's current one. Work is queued
-    /// between its owner's; the stream is never destroyed here. Buffers made on it come from a pool
-    /// of their own, and return to the device with the last handle, which waits for the stream.
+    /// Borrows a stream with another owner, such as another framework's current stream. Work is
+    /// interleaved with the owner's, and the handle never destroys the stream. Its buffers come
+    /// from a separate pool and return to the device with the last handle, which waits for the
+    /// stream.
     ///
     /// # Safety
-    /// `raw` is a stream of `device`, and lives as long as this handle, its clones and what was made
+    /// `raw` is a stream of `device`, and outlives this handle, its clones and everything created
     /// with them.
     pub unsafe fn borrowed(device: &Device, raw: aclrtStream) -> Self {
         Self::new(raw, false, device.clone())
@@ -245,7 +246,7 @@ impl Stream {
     /// Waits until all queued work is done.
     ///
     /// # Errors
-    /// [`AscendError::Execution`] if some of it failed, else the runtime's.
+    /// [`AscendError::Execution`] if some of it failed, otherwise those of the runtime.
     #[doc(alias = "aclrtSynchronizeStream")]
     pub fn synchronize(&self) -> Result<()> {
         self.inner.device.inner.enter()?;
@@ -263,15 +264,15 @@ impl Stream {
         freed
     }
 
-    /// A buffer of `len` elements whose contents are not defined.
+    /// Allocates a buffer of `len` elements with undefined contents.
     ///
     /// # Errors
-    /// [`AscendError::OutOfMemory`], else the runtime's.
+    /// [`AscendError::OutOfMemory`], otherwise those of the runtime.
     pub fn alloc<T: Element>(&self, len: usize) -> Result<DeviceBuffer<T>> {
         DeviceBuffer::new(self.clone(), len)
     }
 
-    /// A buffer of `len` zeros.
+    /// Allocates a buffer of `len` zeros.
     ///
     /// # Errors
     /// As [`Self::alloc`].
@@ -295,7 +296,7 @@ impl Stream {
         Ok(buffer)
     }
 
-    /// A buffer that holds a copy of `values`. Returns when the copy is made.
+    /// Allocates a buffer and copies `values` to it. Returns when the copy is complete.
     ///
     /// # Errors
     /// As [`Self::alloc`] and [`Self::synchronize`].
@@ -305,9 +306,9 @@ impl Stream {
         Ok(buffer)
     }
 
-    /// A buffer that holds a copy of `bytes`. Returns when they are copied to pinned memory; the
-    /// copies to the device, one for each 16 MiB, are queued. Waits for the stream when 64 MiB are
-    /// in queued copies.
+    /// Allocates a buffer and queues a copy of `bytes` to it. Returns when they are in pinned
+    /// memory; the copies to the device, one per 16 MiB, are queued. Waits for the stream when 64
+    /// MiB are in queued copies.
     ///
     /// # Errors
     /// As [`Self::alloc`] and [`Self::synchronize`].
@@ -353,11 +354,11 @@ impl Stream {
     }
 
     /// Overwrites `buffer` with `values`, after the work queued before. Returns when the copy is
-    /// made.
+    /// complete.
     ///
     /// # Errors
-    /// [`AscendError::InvalidArgument`] if the lengths differ or the buffer is another stream's;
-    /// else as [`Self::synchronize`].
+    /// [`AscendError::InvalidArgument`] if the lengths differ or the buffer belongs to another
+    /// stream; otherwise as [`Self::synchronize`].
     #[doc(alias = "aclrtMemcpy")]
     pub fn write<T: Element>(&self, buffer: &mut DeviceBuffer<T>, values: &[T]) -> Result<()> {
         self.same_length("write", buffer.len(), values.len())?;
@@ -371,7 +372,8 @@ impl Stream {
         )
     }
 
-    /// Copies `buffer` into `values`, after the work queued before. Returns when the copy is made.
+    /// Copies `buffer` into `values`, after the work queued before. Returns when the copy is
+    /// complete.
     ///
     /// # Errors
     /// As [`Self::write`].
@@ -381,7 +383,7 @@ impl Stream {
         self.read_from(buffer, 0, values)
     }
 
-    /// As [`Self::read`], for the elements from `first` on, as many as `values` holds.
+    /// As [`Self::read`], for `values.len()` elements from `first` on.
     ///
     /// # Errors
     /// As [`Self::write`].
@@ -409,7 +411,7 @@ impl Stream {
         )
     }
 
-    /// The contents of `buffer`.
+    /// Copies the contents of `buffer` to a new vector.
     ///
     /// # Errors
     /// As [`Self::read`].
@@ -476,7 +478,7 @@ impl Stream {
         self.inner.retired().extend(events);
     }
 
-    /// Refuses memory that another stream made.
+    /// Rejects memory of another stream.
     pub(crate) fn owns(&self, operation: &'static str, memory: &DeviceMemory) -> Result<()> {
         if self.is(memory.stream()) {
             return Ok(());

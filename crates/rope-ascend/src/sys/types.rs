@@ -83,7 +83,7 @@ macro_rules! enumerations {
 enumerations! {
     /// Page size of device memory.
     aclrtMemMallocPolicy {
-        /// Huge pages, ordinary ones where there are none left.
+        /// Huge pages; ordinary pages if none are left.
         HUGE_FIRST = 0 as "ACL_MEM_MALLOC_HUGE_FIRST",
     }
     /// Direction of a copy.
@@ -157,7 +157,7 @@ enumerations! {
         /// bfloat16.
         BF16 = 11 as "HCCL_DATA_TYPE_BFP16",
     }
-    /// How the elements of the ranks are combined.
+    /// The reduction of the ranks' elements.
     HcclReduceOp {
         /// By their sum.
         SUM = 0 as "HCCL_REDUCE_SUM",
@@ -195,13 +195,13 @@ impl aclDataType {
     }
 }
 
-/// How matrix products of 32-bit floats are computed. Not in the runtime's headers.
+/// The precision of matrix products of 32-bit floats. Not in the runtime's headers.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CubeMath(pub i8);
 
 impl CubeMath {
-    /// In the type of the operands.
+    /// Computes in the type of the operands.
     pub const KEEP_DTYPE: Self = Self(0);
 }
 
@@ -215,7 +215,7 @@ pub mod code {
         )*) => {
             $( #[doc = $meaning] pub const $name: i32 = $number; )*
 
-            /// The meaning of `code`, where it is one of those known here.
+            /// The meaning of `code`, if known here.
             pub fn meaning(code: i32) -> &'static str {
                 match code {
                     $( $number => $meaning, )*
@@ -322,7 +322,7 @@ structures! {
         /// Number of options.
         count: usize as "numOpt",
     } size 16 align 8
-    /// By what the ranks of a communicator find each other.
+    /// The rendezvous data of a communicator's ranks.
     HcclRootInfo {
         /// Bytes that only the library reads.
         internal: [c_char; HCCL_ROOT_INFO_BYTES] as "internal",
