@@ -13,7 +13,7 @@ use crate::spec::RotarySpec;
 /// The default byte limit of a table, 256 MiB: positions up to 2^19 at 64 frequencies in f32.
 pub const DEFAULT_TABLE_BUDGET_BYTES: usize = 256 << 20;
 
-/// Tokens whose cos and sin one task computes, in some 50 us.
+/// Tokens whose cos and sin one task computes, in about 50 us.
 const BLOCK_TOKENS: usize = 32;
 
 /// Table of cos and sin of every position from 0, with one column per frequency. It grows to the

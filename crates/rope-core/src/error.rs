@@ -9,7 +9,7 @@ pub type Result<T, E = RopeError> = std::result::Result<T, E>;
 
 /// An error of a specification, its positions, its tables or the tensors to rotate.
 ///
-/// Each message says what was expected, what was found and, where it is not obvious, what to do.
+/// Each message states the expectation, the value found and, unless obvious, the remedy.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RopeError {
@@ -373,10 +373,10 @@ pub enum RopeError {
         /// Factors found.
         found: usize,
     },
-    /// A configuration that is broken, incomplete or contradicts itself.
+    /// A configuration that is invalid, incomplete or contradicts itself.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// A prompt whose tokens, grids, masks and lengths do not fit together.
+    /// A prompt with inconsistent tokens, grids, masks or lengths.
     #[error(transparent)]
     PositionIds(#[from] PositionIdsError),
 }

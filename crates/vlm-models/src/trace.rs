@@ -66,7 +66,7 @@ impl Sampled {
     /// Samples a tensor, read by `index`: from an element of the tensor to its index in `flat`.
     ///
     /// # Errors
-    /// [`VlmError::TensorUnreadable`] if the device does not give it back.
+    /// [`VlmError::TensorUnreadable`] if it cannot be read from the device.
     pub(crate) fn take(
         name: &str,
         flat: Tensor<1>,

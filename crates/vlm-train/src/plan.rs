@@ -397,7 +397,7 @@ impl Layer {
             wide,
             widens,
         } = types;
-        // q, k, v and the output of attention; what the second norm reads; gate and up.
+        // q, k, v and the output of attention; the input of the second norm; gate and up.
         let always = 2 * q + 2 * kv + hidden + 2 * inner;
         // The inputs of linear layers, for the gradients of their weights or adapters.
         let shared = 2 * hidden + q + inner;

@@ -54,8 +54,8 @@ pub(crate) struct Memberships(Mutex<Vec<Membership>>);
 struct Membership {
     /// Its devices in this process, in the order of their numbers.
     local: Vec<AscendDevice>,
-    /// Operations and their tensors. Declared before the communicator, since its drop waits for
-    /// them.
+    /// Queued operations with their tensors. Declared before the communicator, so that they are
+    /// dropped first.
     pending: Vec<Box<dyn Any + Send>>,
     communicator: Communicator,
 }

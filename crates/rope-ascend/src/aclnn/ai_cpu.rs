@@ -144,7 +144,7 @@ const LONG_RUN: usize = 32;
 /// matrix, and three or four axes with runs of at least 32 elements. (Two more special cases are
 /// ignored here.)
 pub fn stores_on_ai_core(dims: &[usize], strides: &[usize]) -> bool {
-    // Of each axis, what its stride would be in a dense view, and what it is.
+    // For each axis, its stride in a dense view and its actual stride.
     let mut gaps = vec![(1, 0); dims.len()];
     let mut run = 1;
     for (gap, (dim, step)) in gaps.iter_mut().zip(dims.iter().zip(strides)).rev() {

@@ -365,8 +365,8 @@ impl Communicator {
         Ok(memory.pointer() as usize + span.first_byte)
     }
 
-    /// Queues an operation behind what is queued on the device's stream, and the event of its end.
-    /// Nothing is queued for no elements.
+    /// Queues an operation after the work on the device's stream, with an event at its end. Nothing
+    /// is queued without elements.
     fn queue(
         &self,
         operation: Operation,

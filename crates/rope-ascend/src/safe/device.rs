@@ -18,9 +18,9 @@ pub(super) struct DeviceInner {
     /// the same number of resets.
     sets: AtomicU32,
     pub(super) counters: Counters,
-    /// Those of the streams, for what the counters do not know.
+    /// The pools of the streams, for values that the counters lack.
     pools: Mutex<Vec<Weak<Mutex<Pool>>>>,
-    /// Held through each call of the collective library: a device makes one at a time.
+    /// Held during each call of the collective library: a device makes one at a time.
     pub(super) collective_calls: Mutex<()>,
     // Last: the device goes before the runtime.
     pub(super) runtime: Runtime,

@@ -141,10 +141,10 @@ const MIB: usize = 1 << 20;
 /// Offsets of blocks in their segment are multiples of this. The runtime asks for 64 (its
 /// documentation of aclrtMallocAlign32), and frameworks use 512.
 const GRANULE: usize = 512;
-/// Bytes after each block that are nobody's: operators of Atlas A2 and A3 may reach beyond the end
-/// of a tensor by as many (the same documentation).
+/// Unused bytes after each block: operators of Atlas A2 and A3 may access this number of bytes
+/// beyond the end of a tensor (the same documentation).
 const PADDING: usize = 32;
-/// A huge page, of which segments are made.
+/// A huge page; segments consist of these.
 const PAGE: usize = 2 * MIB;
 /// Largest block of a small segment.
 const SMALL: usize = MIB;
@@ -152,7 +152,7 @@ const SMALL: usize = MIB;
 const LARGE_SEGMENT: usize = 64 * MIB;
 /// From this size on, a block gets a separate segment.
 const OWN_SEGMENT: usize = 32 * MIB;
-/// Largest buffer: what the address space has, with room to round up.
+/// Largest buffer: the address space, with room to round up.
 const LARGEST: usize = isize::MAX as usize - PAGE;
 
 /// The blocks that a segment is for.
@@ -213,8 +213,8 @@ impl Pool {
         }
     }
 
-    /// Sizes of the segment to be asked for, where no hole holds `bytes`: the one that serves later
-    /// blocks too, and the least. None if there can be no such buffer.
+    /// Sizes of the segment to request if no hole holds `bytes`: the size that serves later blocks
+    /// too, and the smallest. `None` if such a buffer is impossible.
     pub(super) fn segment_bytes(&self, bytes: usize) -> Option<[usize; 2]> {
         let block = self.pooling.block_bytes(bytes)?;
         if self.pooling == Pooling::Blocks {
@@ -225,9 +225,9 @@ impl Pool {
         Some([if shared { LARGE_SEGMENT } else { least }, least])
     }
 
-    /// True if a segment of `bytes` is better asked for after [`take_whole`](Self::take_whole): it
-    /// would make the device's reserved memory larger than ever, and whole segments worth the wait
-    /// are free.
+    /// True if a segment of `bytes` is better requested after [`take_whole`](Self::take_whole): it
+    /// would raise the device's reserved memory to a new peak, and enough whole segments are free
+    /// to justify the wait.
     pub(super) fn should_shrink(&self, bytes: usize, counters: &Counters) -> bool {
         let memory = counters.read();
         let free: usize = self.whole.iter().map(|(bytes, _)| bytes).sum();

@@ -54,7 +54,7 @@ impl StreamInner {
 
     /// Waits for the stream's work; the device is current.
     fn wait(&self) -> Result<()> {
-        // Taken before the wait: what comes during it may still be waited for after it.
+        // Taken before the wait: events added during the wait may still be needed after it.
         let mut passed = std::mem::take(&mut *self.retired());
         // Held through the wait, so that no copy is queued between it and `passed`.
         let mut staging = self.staging();
@@ -73,7 +73,8 @@ impl StreamInner {
     /// Waits for the stream's work and frees the segments of which nothing was in use before; the
     /// device is current. After a failed wait they stay cached.
     fn free_cached(&self) -> Result<()> {
-        // Taken before the wait: what another thread gives back during it may still be in use.
+        // Taken before the wait: memory that another thread frees during the wait may still be in
+        // use.
         let segments = self.pool().take_whole(&self.device.inner.counters);
         if let Err(error) = self.wait() {
             self.pool().restore(segments, &self.device.inner.counters);
@@ -103,7 +104,7 @@ impl StreamInner {
     /// allocation tried once more.
     pub(super) fn block(&self, bytes: usize) -> Result<Block> {
         let counters = &self.device.inner.counters;
-        // A cached block is had without a call of the runtime.
+        // A cached block needs no call of the runtime.
         if let Some(block) = self.pool().take(bytes, counters) {
             return Ok(block);
         }
@@ -123,7 +124,7 @@ impl StreamInner {
         block.ok_or_else(too_large)
     }
 
-    /// New memory of the first size, or of the second where there is not as much; the device is
+    /// New memory of the first size, or of the second if the first is not available; the device is
     /// current.
     fn segment(&self, bytes: usize, least_bytes: usize) -> Result<(*mut c_void, usize)> {
         let inner = &self.device.inner;
@@ -173,7 +174,7 @@ impl Drop for StreamInner {
             let waited = self
                 .wait()
                 .or_else(|error| if reported { Ok(()) } else { Err(error) });
-            // A stream whose wait failed runs nothing more that could wait for one.
+            // A stream after a failed wait runs no more work that could wait for an event.
             self.retired().clear();
             // All of them: buffers hold the stream, so none is left.
             let segments = self.pool().take_whole(&inner.counters);
@@ -323,7 +324,7 @@ impl Stream {
         Ok(buffer)
     }
 
-    /// Queues a copy of `piece` to `target`, as many bytes in a buffer of this stream.
+    /// Queues a copy of `piece` to `target`, which has the same length in a buffer of this stream.
     fn queue_piece(&self, target: *mut c_void, piece: &[u8]) -> Result<()> {
         self.make_current()?;
         if self.inner.staging().is_full() {
@@ -473,7 +474,7 @@ impl Stream {
         self.inner.device.inner.teardown(|| self.inner.wait());
     }
 
-    /// Keeps events until work that was queued on the stream and waits for them is done.
+    /// Keeps events until all queued work that waits for them is done.
     pub(super) fn retire<const N: usize>(&self, events: [Event; N]) {
         self.inner.retired().extend(events);
     }

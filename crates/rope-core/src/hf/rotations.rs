@@ -107,7 +107,7 @@ pub(super) fn rotations<'a>(
     if let Some(rope) = rope.as_ref().filter(|_| !per_layer) {
         check_original_length(family, config, rope, context)?;
     }
-    // The class does not read the theta of sliding layers where there is an object for all.
+    // The class does not read the theta of sliding layers if one object covers all layers.
     let reads_local = rope.is_none() || family.one_object != OneObject::All;
     let local = family.local.filter(|_| reads_local);
     let names: Vec<&str> = match (&rope, local) {

@@ -27,8 +27,8 @@ impl<E: Element> Part<*const E> {
     }
 }
 
-/// Registers of values as `W` has them, whatever the order of what is in them: two that hold the
-/// first members of pairs, and the second ones, are written and read one after the other.
+/// Registers of values as in `W`, without regard to the order of their contents: two that hold
+/// first and second members of pairs are written and read one after the other.
 struct Raw<W>(PhantomData<W>);
 
 impl<W: Instructions> Instructions for Raw<W> {

@@ -78,7 +78,7 @@ impl<P> Part<P> {
     }
 }
 
-/// Values that the factors of a row take: four a pair, forward and adjoint.
+/// Number of factors of a row: four per pair, forward and adjoint.
 pub(crate) fn factors_len(geometry: Geometry) -> usize {
     2 * 4 * geometry.pairs()
 }

@@ -14,8 +14,8 @@ use crate::kernels::vector::{Instructions, Kernel, Memory, Register};
 #[derive(Clone, Copy)]
 pub(in crate::kernels) struct F32x16(__m512);
 
-/// AVX-512 F, BW and DQ, AVX2, FMA and F16C; and AVX-512's conversions to bf16 where
-/// [`CONVERTS_BF16`] says so.
+/// AVX-512 F, BW and DQ, AVX2, FMA and F16C; and AVX-512's conversions to bf16 if [`CONVERTS_BF16`]
+/// is set.
 pub(in crate::kernels) struct Avx512;
 
 /// True if the processor has AVX-512's conversions to bf16. A branch at run time, since separate
