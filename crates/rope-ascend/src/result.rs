@@ -2,8 +2,8 @@
 //!
 //! The functions take the runtime's function table and raw handles. Pointers that they write
 //! through are locals; handles are the caller's, and the runtime refuses stale ones. Functions that
-//! queue work state which device memory is in use, and until when. Each error is the runtime's, or
-//! states that the installation lacks the function.
+//! queue work state the device memory in use and the end of this use. Each error is the runtime's,
+//! or states that the installation lacks the function.
 #![allow(unsafe_code, reason = "each function is one foreign call")]
 
 pub(crate) mod collective;

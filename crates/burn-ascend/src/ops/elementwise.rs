@@ -113,7 +113,7 @@ fn widened(x: AscendTensor) -> AscendTensor {
 }
 
 fn pairwise(operator: Binary, x: &AscendTensor, y: &AscendTensor, out: Out) -> AscendTensor {
-    // Repeats by a stride of 0, made by burn, are left to the operator, without a copy.
+    // Axes that burn repeats with a stride of 0 are passed to the operator without a copy.
     let x = narrow_repeats(x, |axis| views::is_long(y, x.dims().len(), axis));
     let y = narrow_repeats(y, |axis| views::is_long(&x, y.dims().len(), axis));
     compute([&x, &y], out, |ops, [x, y], out| operator(ops, x, y, out))

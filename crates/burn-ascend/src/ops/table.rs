@@ -30,12 +30,12 @@ mod tests {
     /// If set, the test writes the tables instead of comparing them.
     const WRITE: &str = "BURN_ASCEND_WRITE_DOCS";
 
-    /// Methods that run on the AI CPU where they add integers of 64 bits; what else the AI Core
-    /// lacks is computed another way.
+    /// Methods that run on the AI CPU if they add 64-bit integers. Other operations that the AI
+    /// Core lacks are computed by other means.
     const SUMS_ON_AI_CPU: [&str; 2] = ["int_scatter", "int_select_assign"];
 
     /// Methods that burn-autodiff 0.22.1 does not have, or composes: a tensor that autodiff tracks
-    /// reaches the other rows. The `_backward` ones are what the backward calls.
+    /// reaches the other rows. The backward calls the `_backward` methods.
     const COMPOSED_IN_TRAINING: &[&str] = &[
         "float_full",
         "float_clamp_min",

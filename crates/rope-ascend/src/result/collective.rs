@@ -37,7 +37,7 @@ pub(crate) struct Transfer {
 }
 
 impl Caller<'_> {
-    /// Turns the result of `function` into a [`Result`].
+    /// Converts the result of `function` to a [`Result`].
     fn check(&self, function: &'static str, result: HcclResult) -> Result<()> {
         if result == HcclResult::SUCCESS {
             return Ok(());

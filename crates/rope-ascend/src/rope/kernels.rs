@@ -22,7 +22,7 @@ impl Kernels {
     /// simulator's equivalent.
     ///
     /// # Errors
-    /// The runtime's.
+    /// Those of the runtime.
     pub fn load(stream: &Stream, binary: &[u8]) -> Result<Self> {
         let machine = stream.device().machine()?;
         Ok(Self {

@@ -159,7 +159,7 @@ impl Npu {
     /// Creates a stream.
     ///
     /// # Errors
-    /// The runtime's.
+    /// Those of the runtime.
     pub fn stream(&self) -> Result<Stream> {
         self.inner.device.stream()
     }

@@ -287,7 +287,8 @@ fn tiling_of(
     Ok((grid, tiling))
 }
 
-/// The part of a tiling that rows in the unified buffer and the size of tiles leave as it is.
+/// The part of a tiling that depends neither on rows in the unified buffer nor on the size of
+/// tiles.
 pub(super) fn untiled<const N: usize>(
     problem: &Problem,
     grid: &Grid<N>,
@@ -409,8 +410,8 @@ pub(super) fn plan_rotation(problem: &Problem, machine: Machine) -> Result<Plan>
     })
 }
 
-/// Divides the tokens, and where they are few their heads, among the cores; returns the blocks to
-/// launch.
+/// Divides the tokens among the cores, and also their heads if tokens are few; returns the blocks
+/// to launch.
 pub(super) fn share_out(tiling: &mut Tiling, machine: Machine) -> u32 {
     let cores = u64::from(machine.vector_cores);
     let heads = u64::from(tiling.heads[0] + tiling.heads[1]);
@@ -521,7 +522,7 @@ impl Fit {
     }
 }
 
-/// Cuts the gradient of the angles into tiles: each core sums all heads of its tokens. The
+/// Divides the gradient of the angles into tiles: each core sums all heads of its tokens. The
 /// problem's direction is forward.
 ///
 /// # Errors

@@ -468,7 +468,7 @@ impl<M> Pending<M> {
     /// Makes the device's stream wait for the operation and returns the memory.
     ///
     /// # Errors
-    /// The runtime's.
+    /// Those of the runtime.
     pub fn finish(mut self) -> Result<M> {
         self.let_wait()?;
         self.memory

@@ -152,7 +152,7 @@ impl Device {
     /// Product name of the chip, if the runtime reports it.
     ///
     /// # Errors
-    /// The runtime's.
+    /// Those of the runtime.
     pub(crate) fn soc_name(&self) -> Result<Option<String>> {
         self.inner.enter()?;
         Ok(result::soc_name(self.inner.rt()))
@@ -161,7 +161,7 @@ impl Device {
     /// A property of the device.
     ///
     /// # Errors
-    /// The runtime's.
+    /// Those of the runtime.
     fn attribute(&self, attribute: aclrtDevAttr) -> Result<i64> {
         self.inner.enter()?;
         result::attribute(
@@ -175,7 +175,7 @@ impl Device {
     /// The properties of the device that tiling needs.
     ///
     /// # Errors
-    /// The runtime's.
+    /// Those of the runtime.
     pub(crate) fn machine(&self) -> Result<Machine> {
         let cores = self.attribute(aclrtDevAttr::VECTOR_CORES)?;
         // Releases and products that do not know one of the others refuse it or answer zero; the
@@ -200,7 +200,7 @@ impl Device {
     /// Free and total bytes of the device's memory, as the runtime sees it.
     ///
     /// # Errors
-    /// The runtime's.
+    /// Those of the runtime.
     pub(crate) fn memory(&self) -> Result<(usize, usize)> {
         self.inner.enter()?;
         result::device_memory(self.inner.rt(), self.inner.library())
@@ -219,7 +219,7 @@ impl Device {
     /// Creates a stream.
     ///
     /// # Errors
-    /// The runtime's.
+    /// Those of the runtime.
     pub fn stream(&self) -> Result<Stream> {
         Stream::create(self.clone())
     }

@@ -86,7 +86,7 @@ impl Module {
 }
 
 impl Kernel {
-    /// How it is launched.
+    /// Its launch method.
     pub(crate) fn way(&self) -> LaunchWay {
         self.way
     }

@@ -112,7 +112,7 @@ unsafe impl Send for Block {}
 // SAFETY: the pointer is a device address, an integer to the host.
 unsafe impl Sync for Block {}
 
-/// Memory as the runtime gave it.
+/// Memory allocated from the runtime.
 #[derive(Debug)]
 pub(super) struct Segment {
     pub(super) pointer: *mut c_void,
@@ -155,7 +155,7 @@ const OWN_SEGMENT: usize = 32 * MIB;
 /// Largest buffer: the address space, with room to round up.
 const LARGEST: usize = isize::MAX as usize - PAGE;
 
-/// The blocks that a segment is for.
+/// The kind of blocks in a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Small,
@@ -171,7 +171,7 @@ impl Kind {
         }
     }
 
-    /// The least size at which the rest of a hole is kept as one.
+    /// The smallest remainder of a hole that is kept as a hole.
     fn least_hole(self) -> usize {
         match self {
             Self::Small => GRANULE,
@@ -256,7 +256,7 @@ impl Pool {
         self.cut(segment?, block, counters)
     }
 
-    /// Adds a segment that the runtime gave, and takes a block for `bytes` from it.
+    /// Adds a segment from the runtime and takes a block for `bytes` from it.
     pub(super) fn grow(
         &mut self,
         pointer: *mut c_void,

@@ -101,7 +101,7 @@ impl Runtime {
     /// Initialises the runtime of `api`, for example the simulator's.
     ///
     /// # Errors
-    /// The runtime's.
+    /// Those of the runtime.
     #[doc(alias = "aclInit")]
     pub fn start(api: Api) -> Result<Self> {
         let mut runtimes = in_use();
@@ -137,7 +137,7 @@ impl Runtime {
     /// Version of the runtime, if it reports one.
     ///
     /// # Errors
-    /// The runtime's.
+    /// Those of the runtime.
     pub(crate) fn version(&self) -> Result<Option<(i32, i32, i32)>> {
         self.inner.earlier_failure()?;
         result::version(&self.inner.api.rt)
@@ -146,7 +146,7 @@ impl Runtime {
     /// Number of devices.
     ///
     /// # Errors
-    /// The runtime's.
+    /// Those of the runtime.
     pub fn device_count(&self) -> Result<u32> {
         self.inner.earlier_failure()?;
         result::device_count(&self.inner.api.rt)
@@ -155,7 +155,7 @@ impl Runtime {
     /// Opens device `ordinal`.
     ///
     /// # Errors
-    /// The runtime's.
+    /// Those of the runtime.
     pub fn device(&self, ordinal: u32) -> Result<Device> {
         Device::open(self.clone(), ordinal)
     }

@@ -42,7 +42,7 @@ impl Staging {
         self.in_flight.push(block);
     }
 
-    /// Gives the free blocks up.
+    /// Releases the free blocks.
     pub(super) fn free(&mut self) -> Vec<PinnedBuffer> {
         std::mem::take(&mut self.free)
     }

@@ -257,7 +257,7 @@ impl Stream {
     /// Returns cached memory to the device, and pinned memory to the host.
     ///
     /// # Errors
-    /// As [`Self::synchronize`]; the runtime's.
+    /// As [`Self::synchronize`]; those of the runtime.
     pub fn trim(&self) -> Result<()> {
         self.inner.device.inner.enter()?;
         let freed = self.inner.free_cached();
@@ -454,7 +454,7 @@ impl Stream {
     /// Loads a binary of vector kernels.
     ///
     /// # Errors
-    /// The runtime's.
+    /// Those of the runtime.
     pub(crate) fn load(&self, binary: &[u8]) -> Result<Module> {
         Module::load(self.inner.device.clone(), binary)
     }

@@ -16,13 +16,13 @@ pub type aclrtEvent = *mut c_void;
 pub type aclrtBinHandle = *mut c_void;
 /// A kernel in a loaded binary.
 pub type aclrtFuncHandle = *mut c_void;
-/// The argument list of a launch, one for each thread.
+/// The argument list of a launch, one per thread.
 pub type aclrtArgsHandle = *mut c_void;
 /// An argument in such a list.
 pub type aclrtParamHandle = *mut c_void;
 /// A program of the run-time compiler.
 pub type aclrtcProg = *mut c_void;
-/// One rank's end of a group of devices that communicate.
+/// One rank's handle on a group of communicating devices.
 pub type HcclComm = *mut c_void;
 
 macro_rules! opaque {
@@ -50,7 +50,7 @@ opaque! {
     aclTensorList,
     /// A planned operator call.
     aclOpExecutor,
-    /// The attributes of a launch, of which we give none.
+    /// The attributes of a launch; this crate passes none.
     aclrtLaunchKernelCfg,
 }
 
@@ -182,8 +182,8 @@ enumerations! {
 }
 
 impl aclDataType {
-    /// Bytes of one element. A type that is not listed here counts as the widest that there is
-    /// (`ACL_COMPLEX128`), so that no operator is given less memory than it reads.
+    /// Bytes of one element. A type not listed here counts as the widest (`ACL_COMPLEX128`), so
+    /// that no operator receives less memory than it reads.
     pub(crate) fn bytes(self) -> usize {
         match self {
             Self::DOUBLE | Self::INT64 | Self::UINT64 => 8,
@@ -237,7 +237,7 @@ pub mod code {
         };
     }
 
-    /// An operator argument is outside what the operator accepts. Not in the runtime's headers.
+    /// An invalid operator argument. Not in the runtime's headers.
     pub const OPERATOR_PARAM_INVALID: i32 = 161_002;
 
     codes! {
@@ -340,7 +340,7 @@ structures! {
         buffer_mb: u32 as "hcclBufferSize",
         /// 1 if sums are taken in a fixed order.
         deterministic: u32 as "hcclDeterministic",
-        /// Its name; empty for one that the library makes.
+        /// Its name; empty for a generated name.
         name: [c_char; 128] as "hcclCommName",
         /// A text for messages.
         udi: [c_char; 128] as "hcclUdi",
