@@ -513,8 +513,8 @@ pub(crate) struct Launched<'a> {
 /// The launch method of `kernel` on `cores` with `parameters` parameters.
 ///
 /// # Errors
-/// [`AscendError::NoLaunch`] where the runtime has neither way for such a kernel, and
-/// [`AscendError::InvalidArgument`] where the binary describes another number of parameters.
+/// [`AscendError::NoLaunch`] if the runtime has no launch method for such a kernel, and
+/// [`AscendError::InvalidArgument`] if the binary describes a different number of parameters.
 ///
 /// # Safety
 /// - `kernel` is live.

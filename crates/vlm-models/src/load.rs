@@ -397,8 +397,8 @@ impl Vlm {
         Ok(named.collect())
     }
 
-    /// Reads the gradient of every parameter, with its name and shape in a checkpoint; zeros if
-    /// there is none.
+    /// Reads the gradient of every parameter, with its name and shape in a checkpoint. Missing
+    /// gradients are zeros.
     ///
     /// # Errors
     /// [`VlmError::Transfer`] if a tensor cannot be read from its device.

@@ -310,7 +310,7 @@ pub(crate) fn cast(x: AscendTensor, dtype: DType) -> AscendTensor {
     })
 }
 
-/// The shape that two shapes have in common; where they do not fit, one that the operator refuses.
+/// The common shape of two shapes; if they do not broadcast, one that the operator rejects.
 pub(crate) fn broadcast(a: &[usize], b: &[usize]) -> Shape {
     let rank = a.len().max(b.len());
     let dim = |dims: &[usize], axis: usize| {

@@ -30,7 +30,7 @@ pub(crate) fn expand(tensor: &AscendTensor, shape: &Shape) -> AscendTensor {
     tensor.view(shape.clone(), strides, tensor.offset())
 }
 
-/// The same elements in another shape: a view where the strides allow it, else of a dense copy.
+/// The same elements in another shape: a view if the strides allow it, otherwise of a dense copy.
 pub(crate) fn reshape(tensor: AscendTensor, shape: &Shape) -> AscendTensor {
     let strides = reshaped_strides(tensor.dims(), tensor.strides(), shape);
     match strides {

@@ -45,7 +45,8 @@ fn checksum<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> u64 {
 }
 
 impl KernelFile {
-    /// The file for `source`, compiled with `options` by `toolkit`; none if files are switched off.
+    /// The file for `source`, compiled with `options` by `toolkit`; `None` if the cache is
+    /// disabled.
     pub(crate) fn of(source: &str, options: &[String], toolkit: &str) -> Option<Self> {
         Some(Self::within(
             &folder(|name| env::var_os(name))?,

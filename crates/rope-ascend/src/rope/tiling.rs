@@ -74,8 +74,8 @@ const SLOTS: u32 = 3;
 const SLACK_BYTES: u32 = 13 * 256;
 /// Units of work a core should have at least, so that shares differ by a sixteenth at most.
 const UNITS_PER_CORE: u64 = 16;
-/// Tokens of a head-major tile: at 256 bytes a row, a run of 16 KiB, where a transfer reaches its
-/// full rate.
+/// Tokens of a head-major tile: at 256 bytes per row, a run of 16 KiB, at which a transfer reaches
+/// its full rate.
 const HEAD_MAJOR_TOKENS: u32 = 64;
 
 pub(super) fn kernel_name(

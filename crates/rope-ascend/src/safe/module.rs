@@ -64,8 +64,8 @@ impl Module {
     /// The kernel of this name, which runs on `cores` and has `parameters` parameters.
     ///
     /// # Errors
-    /// The runtime's, if there is none; [`NoLaunch`](crate::AscendError::NoLaunch) if the runtime
-    /// cannot launch such a kernel.
+    /// Those of the runtime, if the kernel does not exist;
+    /// [`NoLaunch`](crate::AscendError::NoLaunch) if the runtime cannot launch such a kernel.
     #[doc(alias = "aclrtBinaryGetFunction")]
     pub(crate) fn kernel(&self, name: &CStr, cores: Cores, parameters: usize) -> Result<Kernel> {
         let inner = &self.inner.device.inner;

@@ -166,7 +166,7 @@ impl Runtime {
     /// that.
     ///
     /// # Errors
-    /// [`AscendError::InvalidArgument`] if the thread has set none.
+    /// [`AscendError::InvalidArgument`] if the thread has set no device.
     #[doc(alias = "aclrtGetDevice")]
     pub fn current_device(&self) -> Result<Device> {
         Device::current(self.clone())

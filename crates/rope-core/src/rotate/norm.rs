@@ -99,7 +99,7 @@ impl HeadNorm {
         })
     }
 
-    /// Sets the unit offset: channels are multiplied by 1 + weight, as in Gemma 3 and Qwen3.5,
+    /// Enables the unit offset: channels are multiplied by 1 + weight, as in Gemma 3 and Qwen3.5,
     /// rather than by the weight.
     pub fn with_unit_offset(mut self, unit_offset: bool) -> Self {
         self.unit_offset = unit_offset;

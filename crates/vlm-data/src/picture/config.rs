@@ -272,7 +272,7 @@ impl Family {
     /// Reads the family from the `config.json` of a folder.
     ///
     /// # Errors
-    /// [`VlmDataError::File`] if it is missing or names none of [`FAMILIES`]
+    /// [`VlmDataError::File`] if the file is missing or its model type is not in [`FAMILIES`]
     pub fn from_folder(folder: impl AsRef<Path>) -> Result<&'static Self> {
         let path = folder.as_ref().join("config.json");
         let config = read_json(&path)?.unwrap_or(Value::Null);

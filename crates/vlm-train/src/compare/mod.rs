@@ -171,7 +171,7 @@ pub struct Comparison {
     pub settings: Vec<[String; 3]>,
     /// The losses.
     pub losses: [f64; 2],
-    /// None where rounding explains all differences.
+    /// `None` if rounding explains all differences.
     pub suspicion: Option<Suspicion>,
 }
 
