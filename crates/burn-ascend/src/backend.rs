@@ -47,7 +47,7 @@ impl Backend for Ascend {
     }
 
     fn seed(device: &AscendDevice, seed: u64) {
-        // Draws of types that the device does not draw come from the host's generator.
+        // The host's generator draws types that the device does not support.
         Flex::seed(&FlexDevice, seed);
         if let Ok(context) = device.context() {
             context.seed(seed);
@@ -67,7 +67,7 @@ impl Backend for Ascend {
     }
 
     fn flush(_device: &AscendDevice) -> Result<(), ExecutionError> {
-        // Work is handed to the runtime when it is queued.
+        // Work is passed to the runtime when it is queued.
         Ok(())
     }
 
@@ -84,7 +84,7 @@ impl Backend for Ascend {
     }
 }
 
-/// Gives the tensor of a handle of one kind.
+/// Returns the tensor of a handle of one kind.
 macro_rules! tensor_of {
     ($handle:expr, $kind:ident) => {
         match $handle.handle {

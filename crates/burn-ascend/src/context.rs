@@ -15,11 +15,10 @@ use crate::collective::Memberships;
 use crate::error::execution;
 use crate::npu::AscendDevice;
 
-/// Most numbers that are kept in device memory.
+/// The limit on numbers kept in device memory.
 const NUMBERS: usize = 16;
 
-/// An open device: its stream, the state of its random numbers, and the first failure not reported
-/// yet.
+/// An open device: its stream, the state of its random numbers, and the first unreported failure.
 #[derive(Debug)]
 pub(crate) struct Context {
     device: AscendDevice,
@@ -28,10 +27,10 @@ pub(crate) struct Context {
     random: Mutex<Random>,
     numbers: Mutex<VecDeque<(u32, Arc<DeviceBuffer<u8>>)>>,
     unseen: Mutex<Option<ExecutionError>>,
-    /// Queued work has failed since [`failure`](Self::failure) was asked last.
+    /// True if queued work has failed since the last call of [`failure`](Self::failure).
     suspect: AtomicBool,
     caches: Mutex<HashMap<TypeId, Arc<dyn Any + Send + Sync>>>,
-    /// Last, so that what else this holds is gone when this is: see [`alive`](Self::alive).
+    /// Declared last, so that everything else is dropped before it; see [`alive`](Self::alive).
     alive: Arc<()>,
 }
 
@@ -77,13 +76,13 @@ impl Context {
         &self.operators
     }
 
-    /// Shared with this context until the last of its handles on the device is given back. The
-    /// count of an `Arc<Context>` would be zero before that: another thread may still be at it.
+    /// Shared with this context until the last of its device handles is released. The count of an
+    /// `Arc<Context>` would be zero earlier, while another thread may still be releasing them.
     pub(crate) fn alive(&self) -> Arc<()> {
         self.alive.clone()
     }
 
-    /// The device's one value of a type, in which an operation keeps what it needs again.
+    /// The device's single value of a type, in which an operation caches data.
     pub(crate) fn cache<T: Default + Send + Sync + 'static>(&self) -> Arc<T> {
         let mut caches = lock(&self.caches);
         let cache = caches
@@ -102,18 +101,18 @@ impl Context {
         };
     }
 
-    /// The generator's state for a draw of `count` numbers, and moves it on.
+    /// Returns the generator's state for a draw of `count` numbers, and advances it.
     pub(crate) fn draw(&self, count: usize) -> Random {
         let mut random = lock(&self.random);
         let state = *random;
-        // Each counter step gives four numbers; the operators want a multiple of four.
+        // Each counter step gives four numbers; the operators require a multiple of four.
         let steps = i64::try_from(count.next_multiple_of(4)).unwrap_or(i64::MAX);
         random.offset = random.offset.wrapping_add(steps);
         state
     }
 
-    /// A number in device memory. Those used last are kept, since a step of training uses the same
-    /// ones for all parameters.
+    /// A number in device memory. Recently used ones are kept, since a training step uses the same
+    /// numbers for all parameters.
     pub(crate) fn number(&self, value: f32) -> Result<Arc<DeviceBuffer<u8>>> {
         let mut numbers = lock(&self.numbers);
         let bits = value.to_bits();
@@ -133,7 +132,7 @@ impl Context {
         lock(&self.unseen).get_or_insert_with(|| error.clone());
     }
 
-    /// Forgets the failure that `error` reported: a read has returned it.
+    /// Clears the failure reported by `error`, which a read has returned.
     pub(crate) fn seen(&self, error: &ExecutionError) {
         let mut unseen = lock(&self.unseen);
         if unseen
@@ -165,8 +164,8 @@ impl Context {
         Ok(host)
     }
 
-    /// A failure of queued work names the synchronising call; the operators queued last belong to
-    /// it.
+    /// A failure of queued work names the synchronising call; this adds the most recently queued
+    /// operators.
     fn explained(&self, outcome: Result<()>) -> Result<(), ExecutionError> {
         outcome.map_err(|error| match &error {
             AscendError::Execution { .. } => {
@@ -180,7 +179,7 @@ impl Context {
         })
     }
 
-    /// The error of a stream that computes no more: it is that of each wait since.
+    /// The error of a failed stream, returned by each wait since.
     pub(crate) fn failure(&self) -> Option<AscendError> {
         if !self.suspect.swap(false, Ordering::Relaxed) {
             return None;

@@ -12,14 +12,14 @@ use rope_burn::NormRotaryOps;
 use crate::npu::AscendDevice;
 use crate::{Ascend, AscendError};
 
-/// Why there is no burn device of an NPU.
+/// The reason why an NPU is not available as a burn device.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
-    /// The NPU or its driver is missing or fails.
+    /// The NPU or its driver is missing or failed.
     #[error(transparent)]
     Ascend(#[from] AscendError),
-    /// Another [`AscendHost`] of this process serves it.
+    /// Another [`AscendHost`] of this process serves the NPU.
     #[error(
         "{device} is open in this process already; use its host's device, or drop that host first"
     )]
@@ -27,12 +27,12 @@ pub enum DeviceError {
         /// The device.
         device: AscendDevice,
     },
-    /// The NPU is there, and is not served.
+    /// The NPU exists but could not be served.
     #[error(transparent)]
     Serve(#[from] ServeError),
 }
 
-/// The operations of rope-burn and burn-attention that servers run.
+/// Returns the custom operations of rope-burn and burn-attention for servers.
 pub fn operations<B: BackendIr + NormRotaryOps + ServedOps>() -> CustomOpRegistry<B> {
     let mut operations = CustomOpRegistry::new();
     rope_burn::remote::register(&mut operations);
@@ -40,10 +40,11 @@ pub fn operations<B: BackendIr + NormRotaryOps + ServedOps>() -> CustomOpRegistr
     operations
 }
 
-/// NPUs of this machine as burn devices: a server in this process that only this process can use.
+/// NPUs of this machine as burn devices, through a server in this process that only this process
+/// can use.
 ///
-/// Dropping it ends the server and releases all memory of the devices. Reading a tensor that is
-/// still held is an error from then on.
+/// Dropping it ends the server and releases all memory of the devices. Reading a remaining tensor
+/// is then an error.
 ///
 /// # Examples
 /// ```
@@ -74,7 +75,7 @@ impl AscendHost {
     /// Opens the NPUs and serves them to this process.
     ///
     /// # Errors
-    /// [`DeviceError::Ascend`] if one of them is missing; [`DeviceError::InUse`];
+    /// [`DeviceError::Ascend`] if an NPU is missing; [`DeviceError::InUse`];
     /// [`DeviceError::Serve`].
     pub fn start(npus: &[AscendDevice]) -> Result<Self, DeviceError> {
         for npu in npus {
@@ -105,7 +106,7 @@ impl AscendHost {
         Ok(host)
     }
 
-    /// The burn devices, without autodiff, in the order in which the NPUs were named.
+    /// The burn devices, without autodiff, in the order of the NPUs.
     pub fn devices(&self) -> &[Device] {
         &self.devices
     }
@@ -118,7 +119,7 @@ impl AscendHost {
 
 impl Drop for AscendHost {
     fn drop(&mut self) {
-        // First the sessions, which hold the tensors.
+        // The sessions end first, since they hold the tensors.
         self.server = None;
         for npu in &self.npus {
             npu.release();
@@ -128,12 +129,13 @@ impl Drop for AscendHost {
 }
 
 impl AscendDevice {
-    /// This NPU as a burn device, without autodiff; the same one each time.
+    /// Returns this NPU as a burn device, without autodiff; the same device each time.
     ///
-    /// Served at the first call, until [`close`](Self::close) or the process's end.
+    /// The first call starts a server, which runs until [`close`](Self::close) or the end of the
+    /// process.
     ///
     /// # Errors
-    /// [`DeviceError::Ascend`] if there is no CANN or no such NPU, with the paths tried; those of
+    /// [`DeviceError::Ascend`] if CANN or the NPU is missing, with the paths tried; those of
     /// [`AscendHost::start`].
     pub fn device(&self) -> Result<Device, DeviceError> {
         let mut kept = lock(&KEPT);
@@ -146,12 +148,12 @@ impl AscendDevice {
         Ok(device)
     }
 
-    /// Ends the server of [`device`](Self::device), waits for the NPU's work, returns its cached
-    /// memory and forgets it. Tensors that are still alive keep their memory until they are dropped.
-    /// The next use opens the NPU again, as after the loss of a device.
+    /// Ends the server of [`device`](Self::device), waits for the NPU's work, releases its cached
+    /// memory and closes it. Tensors still alive keep their memory until dropped. The next use
+    /// reopens the NPU, as after the loss of a device.
     ///
     /// # Errors
-    /// Those of the work that was still queued; the NPU is forgotten all the same.
+    /// Those of the work still queued; the NPU is closed regardless.
     pub fn close(&self) -> Result<(), AscendError> {
         let host = {
             let mut kept = lock(&KEPT);

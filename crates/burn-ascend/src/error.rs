@@ -3,7 +3,7 @@
 use burn::backend::ExecutionError;
 use rope_ascend::AscendError;
 
-/// The device's error as burn carries it: the message has the function and its code.
+/// Converts the device's error to burn's; the message has the function and its code.
 pub(crate) fn execution(error: &AscendError) -> ExecutionError {
     ExecutionError::with_context(error.to_string())
 }

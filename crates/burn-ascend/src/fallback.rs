@@ -18,12 +18,12 @@ use crate::npu::AscendDevice;
 use crate::quantized::AscendQTensor;
 use crate::tensor::AscendTensor;
 
-/// Where an operation ran instead of on the AI Core.
+/// The processor that ran an operation instead of the AI Core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Processor {
-    /// On the host, by Flex.
+    /// The host, with Flex.
     Host,
-    /// On the NPU's AI CPU: a few general-purpose cores, much slower.
+    /// The NPU's AI CPU: a few general-purpose cores, much slower.
     AiCpu,
 }
 
@@ -36,24 +36,24 @@ impl fmt::Display for Processor {
     }
 }
 
-/// How often one operation ran elsewhere than on the AI Core, and with how many bytes.
+/// The number of calls of one operation outside the AI Core, and their bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fallback {
-    /// The operation: the name of its method in burn's backend traits, or on the AI CPU the
-    /// vendor's operator.
+    /// The operation: its method in burn's backend traits, or, on the AI CPU, the vendor's
+    /// operator.
     pub op: &'static str,
-    /// Where it ran.
+    /// The processor.
     pub processor: Processor,
     /// Number of calls.
     pub calls: u64,
-    /// Bytes copied to the host and back; none for the AI CPU.
+    /// Bytes copied to the host and back; 0 for the AI CPU.
     pub bytes: u64,
 }
 
 static TRIPS: Mutex<BTreeMap<&'static str, (u64, u64)>> = Mutex::new(BTreeMap::new());
 
-/// The operations of all devices that ran on the host or on the AI CPU since the start or the last
-/// [`reset_fallbacks`], most bytes first.
+/// Returns the operations of all devices that ran on the host or on the AI CPU since the start or
+/// the last [`reset_fallbacks`], most bytes first.
 ///
 /// Calls on the AI CPU are calculated from a table ([`rope_ascend::aclnn::runs_on_ai_cpu`]): the
 /// operator library does not report them.
@@ -82,8 +82,8 @@ pub fn reset_fallbacks() {
     reset_ai_cpu_calls();
 }
 
-/// One call that goes to the host: the bytes it copies, the device of its results, and the failure
-/// that an argument carries.
+/// One call on the host: the bytes copied, the device of its results, and the failure carried by an
+/// argument.
 ///
 /// A failed argument is replaced by zeros, so that Flex gives the results their shapes; the results
 /// then carry the failure.
@@ -114,13 +114,13 @@ impl Trip {
     }
 }
 
-/// An argument of a backend operation, as Flex takes it.
+/// Conversion of an argument of a backend operation to Flex.
 pub(crate) trait ToHost {
     type Host;
     fn to_host(self, trip: &mut Trip) -> Self::Host;
 }
 
-/// A result of a backend operation, made from Flex's.
+/// Conversion of a result of a backend operation from Flex.
 pub(crate) trait FromHost {
     type Host;
     fn from_host(host: Self::Host, trip: &mut Trip) -> Self;

@@ -9,7 +9,8 @@ use burn::backend::{Backend, DType, ExecutionError, Scalar, Shape, TensorData, T
 
 use crate::{Ascend, AscendDevice, AscendTensor, Fallback, Processor, fallbacks, reset_fallbacks};
 
-/// The device, alone and without memory of its own; closed at the end, without a violation.
+/// Exclusive use of the device, initially without allocated memory; closed at the end, without a
+/// violation.
 pub(crate) struct Alone(
     pub(crate) AscendDevice,
     #[allow(dead_code, reason = "held, not read")] MutexGuard<'static, ()>,
@@ -258,7 +259,7 @@ fn an_operand_that_nobody_else_holds_is_overwritten() {
 #[test]
 fn nothing_is_left_of_a_closed_device() {
     let alone = Alone::new();
-    // A second phase that another test made fail has not given its executor up.
+    // A failed second phase of another test has not released its executor.
     let abandoned = control::live().descriptors;
     let x = alone.vector(&[1.0, 2.0, 3.0, 4.0]);
     for _ in 0..3 {

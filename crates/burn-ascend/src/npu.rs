@@ -13,7 +13,7 @@ use rope_ascend::{AscendError, Result};
 
 use crate::context::Context;
 
-/// The driver that the device belongs to.
+/// The driver of the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 enum Target {
     #[default]
@@ -25,8 +25,7 @@ enum Target {
 /// An NPU, by number.
 ///
 /// The device is opened at its first use, with one stream for all its work, and stays open until
-/// [`close`](Self::close). Call [`open`](Self::open) first to learn early whether there is such a
-/// device.
+/// [`close`](Self::close). Call [`open`](Self::open) to detect a missing device early.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct AscendDevice {
     target: Target,
@@ -36,7 +35,7 @@ pub struct AscendDevice {
 static OPEN: RwLock<Option<HashMap<AscendDevice, Arc<Context>>>> = RwLock::new(None);
 
 impl AscendDevice {
-    /// NPU `ordinal` of the installed CANN.
+    /// Selects NPU `ordinal` of the installed CANN.
     pub fn new(ordinal: u16) -> Self {
         Self {
             target: Target::Installed,
@@ -44,7 +43,7 @@ impl AscendDevice {
         }
     }
 
-    /// Device `ordinal` of the simulator.
+    /// Selects device `ordinal` of the simulator.
     #[cfg(feature = "ascend-sim")]
     pub fn simulated(ordinal: u16) -> Self {
         Self {
@@ -56,14 +55,14 @@ impl AscendDevice {
     /// Opens the device, unless it is open.
     ///
     /// # Errors
-    /// [`AscendError::Load`] if there is no CANN; [`AscendError::InvalidArgument`] if there is no
-    /// such device; else the runtime's.
+    /// [`AscendError::Load`] if CANN is missing; [`AscendError::InvalidArgument`] if there is no
+    /// such device; otherwise those of the runtime.
     pub fn open(&self) -> Result<()> {
         self.context().map(|_| ())
     }
 
-    /// Memory of the device's tensors: bytes in use, most bytes in use since the start or the last
-    /// [`reset_peak_memory`](Self::reset_peak_memory), and bytes held from the runtime.
+    /// Returns the memory of the device's tensors: bytes in use, the peak since the start or the
+    /// last [`reset_peak_memory`](Self::reset_peak_memory), and bytes allocated from the runtime.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -71,7 +70,7 @@ impl AscendDevice {
         Ok(self.context()?.stream().device().memory_use())
     }
 
-    /// Sets the peak of [`memory`](Self::memory) to what is in use now.
+    /// Resets the peak of [`memory`](Self::memory) to the bytes currently in use.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -80,8 +79,8 @@ impl AscendDevice {
         Ok(())
     }
 
-    /// The error of a device that computes no more, if it is open and one of its kernels has failed:
-    /// whatever waits for it gets this error, until [`close`](Self::close) and the next use.
+    /// Returns the error of a failed device, if it is open and one of its kernels has failed. Every
+    /// wait for the device returns this error until [`close`](Self::close) and the next use.
     pub fn failure(&self) -> Option<AscendError> {
         self.opened().and_then(|context| context.failure())
     }
@@ -96,11 +95,11 @@ impl AscendDevice {
         context.map_or(Ok(()), |context| context.trim())
     }
 
-    /// Forgets the device and waits, within limits, until nothing of it is in use: a session's thread
-    /// may still be letting it go.
+    /// Closes the device and waits, within a limit, until nothing of it is in use: a session's
+    /// thread may still be releasing it.
     pub(crate) fn release(&self) {
         let alive = self.opened().map(|context| context.alive());
-        // Operations still queued failed with tensors that nobody can read any more.
+        // Failures of operations still queued concern tensors that can no longer be read.
         let _failed = self.forget();
         let Some(alive) = alive else {
             return;
@@ -138,7 +137,7 @@ impl AscendDevice {
         open.as_ref().and_then(|open| open.get(self).cloned())
     }
 
-    /// The device without burn: what rope-ascend's own functions take.
+    /// Returns the device without burn, for rope-ascend's functions.
     ///
     /// # Errors
     /// As [`open`](Self::open).

@@ -10,7 +10,7 @@ use crate::npu::AscendDevice;
 pub struct AscendQTensor {
     pub(crate) host: FlexQTensor,
     pub(crate) device: AscendDevice,
-    /// Why the elements do not count, if what they were computed from failed.
+    /// The failure of the computation, if any; the elements are then invalid.
     pub(crate) failure: Option<ExecutionError>,
 }
 

@@ -17,16 +17,16 @@ struct Storage {
 }
 
 struct Memory {
-    // Before the context, which owns the stream that takes the memory back.
+    // Declared before the context, which owns the stream to which the memory returns.
     buffer: DeviceBuffer<u8>,
     context: Arc<Context>,
 }
 
 /// A view of a block of device memory: shape, strides and offset in elements, and the element type.
 ///
-/// Clones and views share the block; it goes back to its stream's pool with the last of them.
-/// Elements become defined when the stream has passed the work that writes them. A tensor may stand
-/// for a computation that failed: it has a shape and a type, but no memory.
+/// Clones and views share the block, which returns to its stream's pool with the last of them.
+/// Elements are defined once the stream has passed the work that writes them. The tensor of a
+/// failed computation has a shape and a type, but no memory.
 #[derive(Clone)]
 pub struct AscendTensor {
     storage: Arc<Storage>,
@@ -45,8 +45,7 @@ pub(crate) fn dense_strides(dims: &[usize]) -> Vec<usize> {
     strides
 }
 
-/// Bytes of a dense tensor; `usize::MAX`, of which there is no buffer, for more than the address
-/// space holds.
+/// Bytes of a dense tensor; `usize::MAX`, which no buffer has, beyond the address space.
 pub(crate) fn dense_bytes(dims: &[usize], dtype: DType) -> usize {
     if dims.contains(&0) {
         return 0;
@@ -58,9 +57,9 @@ pub(crate) fn dense_bytes(dims: &[usize], dtype: DType) -> usize {
 }
 
 impl AscendTensor {
-    /// A dense tensor whose elements are not defined yet.
+    /// Creates a dense tensor with undefined elements.
     ///
-    /// If the device cannot be opened or has no memory left, the tensor carries that failure.
+    /// If the device cannot be opened or has no memory left, the tensor carries the failure.
     pub(crate) fn empty(device: &AscendDevice, shape: Shape, dtype: DType) -> Self {
         let bytes = dense_bytes(&shape, dtype);
         Self::allocated(device, shape, dtype, |stream| stream.alloc(bytes))
@@ -143,7 +142,7 @@ impl AscendTensor {
         }
     }
 
-    /// Waits for the stream and copies the tensor's elements to the host, densely.
+    /// Waits for the stream and copies the tensor's elements to the host as a dense tensor.
     ///
     /// # Errors
     /// The failure of the work that wrote the tensor, or of work queued before it.
@@ -172,7 +171,7 @@ impl AscendTensor {
         self.storage.content.as_ref().map_err(Clone::clone)
     }
 
-    /// Why the tensor has no elements, if it stands for a computation that failed.
+    /// The failure of the tensor's computation, if any.
     pub(crate) fn failure(&self) -> Option<&ExecutionError> {
         self.storage.content.as_ref().err()
     }
@@ -182,7 +181,7 @@ impl AscendTensor {
         self.memory().map(|memory| &memory.context)
     }
 
-    /// The block that the tensor is a view of.
+    /// The block of memory behind the view.
     ///
     /// # Errors
     /// The failure that the tensor carries.
@@ -209,7 +208,7 @@ impl AscendTensor {
         &self.strides
     }
 
-    /// Elements of the block before the first one.
+    /// Offset of the first element in the block.
     pub(crate) fn offset(&self) -> usize {
         self.offset
     }
@@ -232,7 +231,7 @@ impl AscendTensor {
     /// The block, to be overwritten.
     ///
     /// # Errors
-    /// The failure that the tensor carries; that others hold the block.
+    /// The failure that the tensor carries; an error if others hold the block.
     pub(crate) fn buffer_mut(&mut self) -> Result<&mut DeviceBuffer<u8>, ExecutionError> {
         let storage = Arc::get_mut(&mut self.storage)
             .ok_or_else(|| ExecutionError::with_context("a shared block cannot be overwritten"))?;

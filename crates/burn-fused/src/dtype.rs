@@ -5,7 +5,8 @@ use burn::tensor::{DType, FloatDType};
 
 use crate::OpError;
 
-/// The type that tensors of a type are computed in: f32 for 16 bits, else their own.
+/// Returns the computation type for tensors of a type: f32 for 16-bit types, otherwise the type
+/// itself.
 ///
 /// # Errors
 /// [`OpError::UnsupportedDType`] for other types than f32, f16, bf16 and f64.
@@ -17,7 +18,7 @@ pub fn accumulator(x: DType) -> Result<FloatDType, OpError> {
     }
 }
 
-/// A number as it is in the type that computes.
+/// Rounds a number to the computation type.
 pub fn rounded(number: f64, wide: FloatDType) -> f64 {
     match wide {
         FloatDType::F64 => number,
@@ -25,7 +26,7 @@ pub fn rounded(number: f64, wide: FloatDType) -> f64 {
     }
 }
 
-/// The smallest normal number of the type that computes.
+/// Returns the smallest positive normal number of the computation type.
 pub fn least(wide: FloatDType) -> f64 {
     match wide {
         FloatDType::F64 => f64::MIN_POSITIVE,
@@ -33,7 +34,7 @@ pub fn least(wide: FloatDType) -> f64 {
     }
 }
 
-/// Checks that a tensor has the type `expected` and lies on the device of `first`.
+/// Checks that a tensor has the type `expected` and is on the device of `first`.
 ///
 /// # Errors
 /// [`OpError::MixedDTypes`], [`OpError::Device`].
@@ -54,7 +55,7 @@ pub fn expect<T: TensorMetadata>(
     expect_device(what, tensor, first)
 }
 
-/// Checks that a tensor lies on the device of `first`, whether or not either is tracked.
+/// Checks that a tensor is on the device of `first`, whether or not either is tracked.
 ///
 /// # Errors
 /// [`OpError::Device`].

@@ -1,11 +1,11 @@
-//! Errors of a call of any operation.
+//! Errors common to all operations.
 
 use std::fmt::Display;
 
 use burn::tensor::DType;
 
-/// The value, or a panic with the error as its message: for methods that have a `try_` twin. The
-/// panic names the caller's line where that method is `#[track_caller]` too.
+/// Returns the value, or panics with the error as its message; for methods with a `try_` twin. The
+/// panic reports the caller's line if that method is `#[track_caller]` as well.
 ///
 /// # Panics
 /// If there is an error.
@@ -17,22 +17,21 @@ pub fn or_panic<T, E: Display>(result: Result<T, E>) -> T {
     }
 }
 
-/// An error of a call, whatever the operation computes. The error of a crate with
-/// operations contains it.
+/// An error of a call to any operation. The error type of each crate with operations contains it.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpError {
-    /// Tensors of several types: burn does not promote types, and neither do these operations.
+    /// Tensors of different types: like burn, these operations do not promote types.
     #[error("{what} is {found:?}, expected {expected:?}; cast it")]
     MixedDTypes {
         /// The tensor.
         what: &'static str,
         /// Its type.
         found: DType,
-        /// The type that it must have.
+        /// The type required.
         expected: DType,
     },
-    /// Tensors on several devices.
+    /// Tensors on different devices.
     #[error("{what} is on {found}, expected {expected}; move it there by `to_device`")]
     Device {
         /// The tensor.
@@ -42,20 +41,20 @@ pub enum OpError {
         /// The device of the other tensors.
         expected: String,
     },
-    /// A type that nothing is computed in.
+    /// An unsupported element type.
     #[error("{found:?} is not computed with; expected F32, F16, BF16 or F64")]
     UnsupportedDType {
         /// The type found.
         found: DType,
     },
-    /// An operation that came from a client of another version, or damaged.
+    /// An operation from a client of a different version, or damaged in transit.
     #[error("{what} is {found}, expected {expected}; client and server must be of one release")]
     Wire {
         /// The number, or the tensor.
         what: &'static str,
-        /// The value that fits.
+        /// The value expected.
         expected: String,
-        /// The value given.
+        /// The value found.
         found: String,
     },
 }

@@ -6,8 +6,8 @@ use burn::tensor::{DType, Shape};
 /// Evaluates an expression with `$e` as the element type that a dtype names.
 ///
 /// # Panics
-/// For a type that nothing is computed in, which [`accumulator`](crate::accumulator) refuses: an
-/// operation of a burn backend cannot return an error.
+/// For an unsupported type, which [`accumulator`](crate::accumulator) rejects: an operation of a
+/// burn backend cannot return an error.
 #[macro_export]
 macro_rules! for_dtype {
     ($dtype:expr, $e:ident => $body:expr) => {{
@@ -27,10 +27,10 @@ macro_rules! for_dtype {
     }};
 }
 
-/// A new tensor of zeros, in pages that nothing has written yet.
+/// Creates a tensor of zeros in untouched pages.
 ///
-/// `FlexTensor::empty` makes it of bytes, and then copies all of them to memory that is aligned for
-/// any type: a pass over the tensor, and twice its memory.
+/// `FlexTensor::empty` allocates bytes and then copies them to memory aligned for any type, which
+/// costs a pass over the tensor and twice its memory.
 pub fn zeros(shape: Shape, dtype: DType) -> FlexTensor {
     match dtype.size() {
         2 => FlexTensor::filled_typed(shape, dtype, 0u16),

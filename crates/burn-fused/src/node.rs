@@ -11,10 +11,10 @@ use burn::backend::autodiff::{
 };
 use burn::backend::tensor::FloatTensor;
 
-/// The gradients of `N` tensors, as far as they are wanted.
+/// The gradients of `N` tensors; `None` where not needed.
 pub type Gradients<B, const N: usize> = [Option<FloatTensor<B>>; N];
 
-/// Gradients from the state that was kept and the gradient of the output.
+/// The function that computes gradients from the kept state and the gradient of the output.
 type Rule<B, S, const N: usize> = fn(S, FloatTensor<B>, [bool; N]) -> Gradients<B, N>;
 
 struct Node<B: Backend, S, const N: usize>(Rule<B, S, N>);
@@ -44,16 +44,16 @@ where
     }
 }
 
-/// Registers an operation: the output that `forward` makes of `kept`, whose gradients for the
-/// parents `backward` computes of the same.
+/// Registers an operation. `forward` computes its output from `kept`, and `backward` computes the
+/// gradients of the parents from `kept`.
 ///
-/// If a parent is tracked, the node keeps `kept`, and `forward` gets a clone; else `forward` gets
-/// the only one, so that a kernel may overwrite its tensors. `backward` owns the gradient of the
-/// output, and may overwrite it likewise; its flags say which gradients are wanted, and others that
-/// it returns are dropped.
+/// If a parent is tracked, the node stores `kept` and `forward` gets a clone. Otherwise `forward`
+/// gets the only copy, so a kernel may overwrite its tensors. `backward` owns the gradient of the
+/// output and may overwrite it. Its flags state the gradients needed; any others that it returns
+/// are dropped.
 ///
-/// The node is compute-bound: what it keeps are other operations' outputs, and computing those again
-/// would cost more than the memory they take.
+/// The node is compute-bound: it keeps outputs of other operations, and recomputing them would cost
+/// more than the memory they take.
 pub fn node<B, C, S, const N: usize>(
     parents: [NodeGuard; N],
     kept: S,
@@ -78,7 +78,7 @@ where
     }
 }
 
-/// The tensors of the backend below, and their nodes.
+/// Splits tensors into those of the inner backend and their nodes.
 pub fn parts<B: Backend, const N: usize>(
     tensors: [FloatTensor<Autodiff<B>>; N],
 ) -> ([FloatTensor<B>; N], [NodeGuard; N]) {

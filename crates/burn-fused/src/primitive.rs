@@ -8,13 +8,13 @@ use burn::tensor::{FloatDType, Shape, Slice, TensorData};
 
 use crate::accumulator;
 
-/// The ranges of a whole tensor.
+/// Returns the ranges of a whole tensor.
 pub fn whole(shape: &Shape) -> Vec<Slice> {
     let sizes = shape.as_slice().iter();
     sizes.map(|size| Slice::from(0..*size)).collect()
 }
 
-/// A range of one dimension.
+/// Slices one dimension.
 pub fn slice<B: Backend>(x: FloatTensor<B>, dim: usize, range: Range<usize>) -> FloatTensor<B> {
     let shape = x.shape();
     if range == (0..shape[dim]) {
@@ -25,7 +25,7 @@ pub fn slice<B: Backend>(x: FloatTensor<B>, dim: usize, range: Range<usize>) -> 
     B::float_slice(x, &slices)
 }
 
-/// The tensor in another type.
+/// Converts a tensor to another type.
 pub fn cast<B: Backend>(x: FloatTensor<B>, dtype: FloatDType) -> FloatTensor<B> {
     if x.dtype() == dtype.into() {
         x
@@ -34,16 +34,16 @@ pub fn cast<B: Backend>(x: FloatTensor<B>, dtype: FloatDType) -> FloatTensor<B> 
     }
 }
 
-/// A tensor in the type that it is computed in.
+/// Converts a tensor to its computation type.
 ///
 /// # Panics
-/// If it is no float that is computed with.
+/// If the type is not a supported float.
 pub fn widen<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
     let wide = accumulator(x.dtype()).unwrap_or_else(|error| panic!("{error}"));
     cast::<B>(x, wide)
 }
 
-/// The opposites of flags, on a device: where to fill.
+/// Negates flags on a device, as a fill mask.
 pub fn not<B: Backend>(
     flags: &[bool],
     shape: impl Into<Shape>,
@@ -55,8 +55,8 @@ pub fn not<B: Backend>(
     B::bool_from_data(data, device)
 }
 
-/// Zeros that are tracked to tensors whose gradients are zeros: the result of an operation that has
-/// nothing to compute. No value of the tensors reaches it, as a product with 0 would let NaN.
+/// Creates zeros that are tracked to the tensors, with zero gradients: the result of an operation
+/// with nothing to compute. Unlike a product with 0, it does not propagate NaN.
 pub fn zeros_from<B: Backend>(
     shape: Shape,
     dtype: FloatDType,

@@ -4,22 +4,22 @@
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::Shape;
 
-/// rstd = 1 / sqrt(mean(x²) + epsilon) of each row, `[.., 1]`.
+/// Computes rstd = 1 / sqrt(mean(x²) + epsilon) of each row, `[.., 1]`.
 pub fn rstd<B: Backend>(x: FloatTensor<B>, epsilon: f64) -> FloatTensor<B> {
     let last = x.shape().num_dims() - 1;
     let mean = B::float_mean_dim(B::float_mul(x.clone(), x), last);
     B::float_recip(B::float_sqrt(B::float_add_scalar(mean, epsilon.into())))
 }
 
-/// The weight, `[channels]`, with dimensions of size 1 in front.
+/// Reshapes the weight, `[channels]`, to `rank` dimensions with leading dimensions of size 1.
 pub fn with_rank<B: Backend>(weight: FloatTensor<B>, rank: usize) -> FloatTensor<B> {
     let mut shape = vec![1; rank];
     shape[rank - 1] = weight.shape().num_elements();
     B::float_reshape(weight, Shape::from(shape))
 }
 
-/// The gradients of x and of the weight, `[channels]`, from that of the output; the weight is
-/// [`with_rank`] of x.
+/// Computes the gradients of x and of the weight, `[channels]`, from the gradient of the output.
+/// The weight must be [`with_rank`] of x.
 ///
 /// With n = x rstd and h = gradient weight: dx = (h - n mean(h n)) rstd, and dweight the sum of
 /// gradient n over the rows.

@@ -13,21 +13,21 @@ use burn::tensor::{DType, Shape};
 
 use crate::{OpError, expect};
 
-/// An operation as it travels beside its tensors.
+/// An operation in its transmitted form, sent with its tensors.
 pub trait WireOp: Sized {
-    /// The version of its numbers; another meaning of one is another version.
+    /// The version of its numbers. A change in the meaning of a number requires a new version.
     const VERSION: u64;
-    /// Why numbers are no such operation.
+    /// The error for numbers that do not encode such an operation.
     type Error: From<OpError> + fmt::Display;
 
     /// Writes the numbers after the version.
     fn write(&self, numbers: &mut Writer);
 
-    /// Reads what [`write`](Self::write) wrote.
+    /// Reads the output of [`write`](Self::write).
     ///
     /// # Errors
-    /// For other numbers, before anything is allocated that is larger than the tensors
-    /// ([`Reader::shapes`]).
+    /// For invalid numbers, before anything larger than the tensors ([`Reader::shapes`]) is
+    /// allocated.
     fn read(numbers: &mut Reader<'_>) -> Result<Self, Self::Error>;
 }
 
@@ -41,7 +41,7 @@ impl Writer {
         self.0.push(ScalarIr::UInt(number as u64));
     }
 
-    /// Writes yes or no.
+    /// Writes a flag.
     pub fn flag(&mut self, flag: bool) {
         self.size(usize::from(flag));
     }
@@ -51,13 +51,14 @@ impl Writer {
         self.0.push(ScalarIr::Float(number));
     }
 
-    /// Writes the index of a value in a list that contains it; such lists only grow at their ends.
+    /// Writes the index of a value in a list that contains it. Such lists may only grow at their
+    /// ends.
     pub fn one_of<T: PartialEq>(&mut self, list: &[T], value: &T) {
         self.size(list.iter().take_while(|other| *other != value).count());
     }
 }
 
-/// Reads the numbers of an operation, in their order.
+/// Reads the numbers of an operation, in order.
 #[derive(Debug)]
 pub struct Reader<'a> {
     scalars: &'a [ScalarIr],
@@ -66,7 +67,7 @@ pub struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// The shapes of the operation's tensors, which bound what its numbers may ask for.
+    /// The shapes of the operation's tensors, which bound the values of its numbers.
     pub fn shapes(&self) -> &'a [Shape] {
         self.shapes
     }
@@ -82,7 +83,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads yes or no.
+    /// Reads a flag.
     ///
     /// # Errors
     /// [`OpError::Wire`].
@@ -127,20 +128,19 @@ fn wrong(what: &'static str, expected: String, found: Option<&ScalarIr>) -> OpEr
     }
 }
 
-/// The numbers of an operation, with its version in front.
+/// Encodes an operation as its version followed by its numbers.
 pub fn encode<O: WireOp>(op: &O) -> Vec<ScalarIr> {
     let mut numbers = Writer(vec![ScalarIr::UInt(O::VERSION)]);
     op.write(&mut numbers);
     numbers.0
 }
 
-/// The inverse of [`encode`], for an operation that came with tensors of these shapes.
+/// Decodes an operation received with tensors of these shapes; the inverse of [`encode`].
 ///
 /// # Errors
-/// [`OpError::Wire`] for another version or another number of numbers; those of
-/// [`WireOp::read`].
+/// [`OpError::Wire`] if the version or the count of numbers differs; those of [`WireOp::read`].
 pub fn decode<O: WireOp>(scalars: &[ScalarIr], shapes: &[Shape]) -> Result<O, O::Error> {
-    // The version first: in another version the numbers mean something else.
+    // The version is checked first: other versions may interpret the numbers differently.
     match scalars.first() {
         Some(ScalarIr::UInt(version)) if *version == O::VERSION => {}
         found => return Err(wrong("the version", O::VERSION.to_string(), found).into()),
@@ -162,8 +162,8 @@ pub fn decode<O: WireOp>(scalars: &[ScalarIr], shapes: &[Shape]) -> Result<O, O:
     Ok(op)
 }
 
-/// Checks the shape, type and device of a tensor that a client named: backends read as much of each
-/// tensor of an operation as the first ones make them expect.
+/// Checks the shape, type and device of a tensor from a client: backends derive the number of
+/// elements to read from the first tensors of an operation.
 ///
 /// # Errors
 /// [`OpError::Wire`]; those of [`expect`].
@@ -185,7 +185,7 @@ pub fn expect_shape<T: TensorMetadata>(
     })
 }
 
-/// An output of the shape and type of a tensor.
+/// Describes an output with the shape and type of a tensor.
 pub fn like<T: TensorMetadata>(tensor: &T) -> (Shape, DType) {
     (tensor.shape(), tensor.dtype())
 }
@@ -216,10 +216,10 @@ mod server {
 
     /// The tensors of an operation: an array, or an array and one that may be absent.
     pub trait Operands<T>: Sized {
-        /// Divides all tensors of an operation.
+        /// Splits the list of an operation's tensors.
         ///
         /// # Errors
-        /// [`OpError::Wire`] for another number of tensors.
+        /// [`OpError::Wire`] if the number of tensors is wrong.
         fn divide(tensors: Vec<T>) -> Result<Self, OpError>;
     }
 
@@ -244,12 +244,12 @@ mod server {
         }
     }
 
-    /// Lets a server run an operation: `check` compares it with its tensors, before `run` computes
-    /// the outputs.
+    /// Registers an operation with a server. `check` validates it against its tensors before `run`
+    /// computes the outputs.
     ///
-    /// An operation that the server cannot read, or that fails its check, ends the client's session,
-    /// as operations of burn-remote fail; the server's log has the reason, the client's next read is
-    /// an error.
+    /// An operation that the server cannot read, or that fails its check, ends the client's
+    /// session, like other failures in burn-remote. The server logs the reason, and the client's
+    /// next read is an error.
     pub fn handle<B, O, I, R>(
         operations: &mut CustomOpRegistry<B>,
         id: &'static str,

@@ -13,7 +13,7 @@ mod launches;
 pub use launches::LaunchFinding;
 use launches::launches;
 
-/// Variables that decide what is found.
+/// Environment variables that affect the search.
 const SETTINGS: [&str; 7] = [
     loader::PATH_VARIABLE,
     "ASCEND_HOME_PATH",
@@ -24,7 +24,7 @@ const SETTINGS: [&str; 7] = [
     loader::POOL_VARIABLE,
 ];
 
-/// Libraries, what each is for, and what to do where it is missing.
+/// Libraries with their purposes and the remedies if they are missing.
 const LIBRARIES: [(LibraryNames, &str, &str); 5] = [
     (loader::RUNTIME, "everything", INSTALL),
     (loader::DESCRIPTORS, "the stock operators", OPERATORS_REMEDY),
@@ -37,7 +37,7 @@ const LIBRARIES: [(LibraryNames, &str, &str); 5] = [
     (loader::COLLECTIVES, "training on several devices", INSTALL),
 ];
 
-/// By the beginning of a function's name, what needs it.
+/// The purposes of functions, by the prefix of their names.
 const PURPOSES: [(&str, &str); 11] = [
     ("aclrtBinary", "our kernels"),
     (
@@ -69,14 +69,14 @@ const PRECOMPILE: &str = "\
     --build build/kernels, then set ROPE_ASCEND_KERNELS to build/kernels/rope-dav-2201.o there \
     (dav-3510 for Ascend 950)";
 
-/// A thing that is there, or why it is not and what to do.
+/// The state of one part: present, or missing with the reason and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finding {
-    /// There, with what was found.
+    /// Present, with a description.
     Ready(String),
-    /// Not there.
+    /// Missing.
     Missing {
-        /// Why.
+        /// The reason.
         reason: String,
         /// The remedy.
         remedy: String,
@@ -84,7 +84,7 @@ pub enum Finding {
 }
 
 impl Finding {
-    /// True if it is there.
+    /// True if the part is present.
     pub fn is_ready(&self) -> bool {
         matches!(self, Self::Ready(_))
     }
@@ -97,18 +97,18 @@ impl Finding {
     }
 }
 
-/// A library, or several that serve together.
+/// A library, or several that form one role.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LibraryFinding {
     /// Its role.
     pub role: &'static str,
-    /// The purpose that it serves.
+    /// Its purpose.
     pub needed_for: &'static str,
-    /// Where it was found, or where it was looked for.
+    /// The path found, or the paths searched.
     pub found: Finding,
 }
 
-/// A device, as the runtime describes it.
+/// A device as described by the runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceFinding {
     /// Its name for `--device`.
@@ -117,16 +117,16 @@ pub struct DeviceFinding {
     pub found: Finding,
 }
 
-/// A function that is not there.
+/// A missing function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MissingSymbol {
     /// Its name.
     pub symbol: &'static str,
-    /// The purpose that it serves.
+    /// Its purpose.
     pub needed_for: &'static str,
 }
 
-/// A way to rotate.
+/// An implementation of the rotation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathFinding {
     /// Its name.
@@ -135,12 +135,12 @@ pub struct PathFinding {
     pub found: Finding,
 }
 
-/// All that was found.
+/// The complete diagnosis.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diagnosis {
-    /// Variables that decide what is found, where they are set.
+    /// Environment variables that affect the search, with their values if set.
     pub settings: Vec<(&'static str, Option<String>)>,
-    /// Driver and toolkit, by the files in which they state their versions.
+    /// Driver and toolkit: their version files and versions.
     pub installed: Vec<(PathBuf, String)>,
     /// Libraries.
     pub libraries: Vec<LibraryFinding>,
@@ -148,16 +148,16 @@ pub struct Diagnosis {
     pub runtime: Finding,
     /// Devices.
     pub devices: Vec<DeviceFinding>,
-    /// Functions that the libraries found lack.
+    /// Functions missing from the libraries found.
     pub missing_symbols: Vec<MissingSymbol>,
-    /// A launch of each family of our kernels; none where there are no kernels or no device.
+    /// A launch of each family of this crate's kernels; empty without kernels or a device.
     pub launches: Vec<LaunchFinding>,
-    /// Ways to rotate.
+    /// Implementations of the rotation.
     pub paths: Vec<PathFinding>,
 }
 
 impl Diagnosis {
-    /// Of the installed CANN, if there is one. Never fails: what goes wrong is a finding.
+    /// Diagnoses the installed CANN, if any. It never fails: every problem is a finding.
     pub fn of_installation() -> Self {
         let api = Api::open(None);
         let opened = api.as_ref().map_or(&[][..], |api| &api.opened);
@@ -174,7 +174,7 @@ impl Diagnosis {
         };
         match api {
             Ok(api) => {
-                // Looked at before it is started: that needs a driver, too.
+                // Checked before the runtime is started, which also needs a driver.
                 let operators = operators(&api);
                 found.missing_symbols = missing_symbols(&api);
                 let compiler = api.rtc.as_ref().map(|_| ()).map_err(Clone::clone);
@@ -199,7 +199,7 @@ impl Diagnosis {
         found
     }
 
-    /// Of a device that is open already, such as the simulator's: its kernels are made and run.
+    /// Diagnoses an open device, such as the simulator's, and builds and runs its kernels.
     pub fn of(npu: &Npu) -> Self {
         let runtime = npu.device().runtime();
         let api = runtime.api();
@@ -237,7 +237,7 @@ const RUNTIME_REMEDY: &str = "\
     /dev/davinci* (in a container, pass these devices in)";
 const BEFOREHAND: &str = "our kernels, compiled beforehand";
 const AT_RUN_TIME: &str = "our kernels, compiled at run time";
-/// Stock operators, each with the functions of which one pair is enough.
+/// Stock operators, each with its functions, of which one pair suffices.
 const OPERATORS: [(&str, &[&str]); 3] = [
     (
         "npu_mrope, with a gradient",
@@ -358,8 +358,8 @@ fn missing_symbols(api: &Api) -> Vec<MissingSymbol> {
         .collect()
 }
 
-/// The two ways to have kernels on an installed CANN. On a device they are run, not only looked
-/// for.
+/// The two sources of kernels on an installed CANN. On a device, the kernels are run rather than
+/// only searched for.
 fn own_kernels(
     devices: &[DeviceFinding],
     compiler: Result<(), LoadError>,
@@ -403,8 +403,8 @@ fn own_kernels(
     (paths, launches)
 }
 
-/// Makes the kernels and launches one of each family: whether they can be had and the first of them
-/// works, and what each launch gave.
+/// Builds the kernels and launches one of each family. Returns the state of the kernels, including
+/// the first launch, and the result of each launch.
 fn run_kernels(npu: &Npu) -> (Finding, Vec<LaunchFinding>) {
     let kernels = match npu.kernels() {
         Ok(kernels) => kernels,
@@ -446,7 +446,7 @@ fn operators(api: &Api) -> Vec<PathFinding> {
         .collect()
 }
 
-/// Files in which driver and toolkit state their versions, as far as they exist.
+/// The existing version files of driver and toolkit.
 fn installed() -> Vec<(PathBuf, String)> {
     let mut files = vec![PathBuf::from("/usr/local/Ascend/driver/version.info")];
     let homes = ["ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME"];

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 /// Result of the crate's functions.
 pub type Result<T, E = AscendError> = std::result::Result<T, E>;
 
-/// Why the runtime's libraries could not be used.
+/// The reason why the runtime's libraries cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
@@ -17,10 +17,10 @@ pub enum LoadError {
     LibraryNotFound {
         /// The library's role.
         library: &'static str,
-        /// Each candidate with the loader's answer.
+        /// Each candidate path with the loader's message.
         tried: Vec<(PathBuf, String)>,
     },
-    /// The library lacks functions that the crate cannot do without.
+    /// The library lacks functions that this crate requires.
     #[error(
         "{library} lacks {}; its version is too old or it is not the Ascend runtime",
         symbols.join(", ")
@@ -31,12 +31,12 @@ pub enum LoadError {
         /// The missing functions.
         symbols: Vec<&'static str>,
     },
-    /// A variable of the environment has a value that it does not take.
+    /// An environment variable has an invalid value.
     #[error("the variable {variable} must be {expected}, found {found}")]
     Setting {
         /// The variable.
         variable: &'static str,
-        /// The values that it takes.
+        /// The valid values.
         expected: &'static str,
         /// Its value.
         found: String,
@@ -51,12 +51,12 @@ fn list(tried: &[(PathBuf, String)]) -> String {
         .join(", ")
 }
 
-/// The cores that a kernel runs on.
+/// The cores on which a kernel runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Cores {
-    /// Vector cores alone.
+    /// Vector cores only.
     Vector,
-    /// A cube core and two vector cores for each block.
+    /// A cube core and two vector cores per block.
     CubeAndVector,
 }
 
@@ -69,7 +69,7 @@ impl std::fmt::Display for Cores {
     }
 }
 
-/// The alternative where cores cannot be launched on.
+/// The alternative if kernels cannot be launched on these cores.
 fn remedy(cores: &Cores) -> &'static str {
     match cores {
         Cores::Vector => "",
@@ -84,14 +84,14 @@ pub enum AscendError {
     /// A library could not be loaded.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// A function that this installation lacks is needed.
+    /// The installation lacks a required function.
     #[error("{symbol} is needed for {purpose} but {library} lacks it")]
     SymbolUnavailable {
         /// The missing function.
         symbol: &'static str,
-        /// Where it was looked for.
+        /// The libraries searched.
         library: String,
-        /// The purpose that it serves.
+        /// Its purpose.
         purpose: &'static str,
     },
     /// A runtime call returned an error.
@@ -99,7 +99,7 @@ pub enum AscendError {
     Call {
         /// The C function.
         function: &'static str,
-        /// Its result.
+        /// Its result code.
         code: i32,
         /// The meaning of the code.
         meaning: &'static str,
@@ -113,26 +113,26 @@ pub enum AscendError {
         function: &'static str,
         /// The rank that called it.
         rank: u32,
-        /// Its result.
+        /// Its result code.
         code: i32,
         /// The library's text for the code.
         meaning: String,
         /// The runtime's last message.
         detail: String,
     },
-    /// A kernel launch was refused.
+    /// The runtime rejected a kernel launch.
     #[error("launch of {kernel} returned {code} ({meaning}): {detail}")]
     Launch {
         /// The kernel.
         kernel: String,
-        /// Result of the launch.
+        /// The result code of the launch.
         code: i32,
         /// The meaning of the code.
         meaning: &'static str,
         /// The runtime's last message.
         detail: String,
     },
-    /// This runtime has no way to launch a kernel that gives it its arguments right.
+    /// This runtime has no launch function that passes a kernel's arguments correctly.
     #[error(
         "launching {kernel} on {cores} needs {needed}, of which {library} lacks {}; install CANN \
          8.5 or later{}",
@@ -142,28 +142,28 @@ pub enum AscendError {
     NoLaunch {
         /// The kernel.
         kernel: String,
-        /// The cores that it runs on.
+        /// The cores on which it runs.
         cores: Cores,
-        /// The functions of the ways that there are.
+        /// The functions of the possible launch methods.
         needed: &'static str,
-        /// Where they were looked for.
+        /// The libraries searched.
         library: String,
-        /// Those that are not there.
+        /// The missing functions.
         lacking: Vec<&'static str>,
     },
-    /// Work that was queued earlier failed; the error surfaced at a synchronisation.
+    /// Work queued earlier failed; the error surfaced at a synchronisation.
     #[error("work queued earlier failed, found by {function}: {code} ({meaning}): {detail}")]
     Execution {
         /// The synchronising C function.
         function: &'static str,
-        /// Its result.
+        /// Its result code.
         code: i32,
         /// The meaning of the code.
         meaning: &'static str,
         /// The runtime's last message.
         detail: String,
     },
-    /// Device or pinned host memory ran out, also after the caches were emptied.
+    /// Device or pinned host memory ran out, even after the caches were emptied.
     #[error(
         "out of memory in {function}: {requested_bytes} bytes asked for, {live_bytes} in use, \
          {cached_bytes} cached in pieces of at most {largest_cached_bytes}: {detail}"
@@ -171,24 +171,24 @@ pub enum AscendError {
     OutOfMemory {
         /// The C function.
         function: &'static str,
-        /// Bytes asked for.
+        /// Bytes requested.
         requested_bytes: usize,
         /// Bytes in use through this crate on that device.
         live_bytes: usize,
-        /// Bytes cached between those in use, by this crate on that device.
+        /// Bytes cached by this crate on that device.
         cached_bytes: usize,
         /// Bytes of the largest cached piece.
         largest_cached_bytes: usize,
         /// The runtime's last message.
         detail: String,
     },
-    /// Closing was asked for while handles are alive.
+    /// A runtime was closed while handles are alive.
     #[error("the runtime is still in use by {handles} handles; drop streams and buffers first")]
     StillInUse {
         /// Handles alive besides the one being closed.
         handles: usize,
     },
-    /// An argument does not fit.
+    /// An invalid argument.
     #[error("{operation}: {argument} must be {expected}, found {found}")]
     InvalidArgument {
         /// The operation.
@@ -200,7 +200,7 @@ pub enum AscendError {
         /// The value found.
         found: String,
     },
-    /// A stock operator would refuse the call or compute it wrongly.
+    /// A stock operator would reject the call or compute it wrongly.
     #[error("{operator} takes {limit}, found {found}; use this crate's own kernels instead")]
     OperatorLimit {
         /// The operator.
@@ -210,46 +210,46 @@ pub enum AscendError {
         /// The value found instead.
         found: String,
     },
-    /// A rotation that the cube cores do not do.
+    /// A rotation that the cube cores do not support.
     #[error("the cube cores rotate {limit}, found {found}; use the vector cores instead")]
     CubeLimit {
-        /// The rotations that they do.
+        /// The supported rotations.
         limit: String,
         /// The value found instead.
         found: String,
     },
-    /// Shapes or strides of q and k that do not fit each other or their memory.
+    /// Shapes or strides of q and k that do not match each other or their memory.
     #[error(transparent)]
     Rope(#[from] rope_core::RopeError),
-    /// A rotation is beyond what this crate's kernels reach.
+    /// A rotation beyond the limits of this crate's kernels.
     #[error("the kernels take at most {limit} {what}, found {found}")]
     KernelLimit {
         /// The quantity, in the plural.
         what: &'static str,
-        /// The most of it.
+        /// Its limit.
         limit: usize,
-        /// The number asked for.
+        /// The number requested.
         found: usize,
     },
-    /// The run-time compiler refused the kernels.
+    /// The run-time compiler rejected the kernels.
     #[error("the kernels do not compile ({code}): {log}")]
     Compile {
-        /// Result of the compiler.
+        /// The result code of the compiler.
         code: i32,
         /// The compiler's log.
         log: String,
     },
-    /// The rotary kernels could not be had for this device.
+    /// The rotary kernels are not available for this device.
     #[error("no rotary kernels for {device}: {reason}; {remedy}")]
     NoKernels {
         /// The device.
         device: String,
-        /// The way tried, and why it failed.
+        /// The source tried, with the cause of its failure.
         reason: String,
         /// The remedy.
         remedy: &'static str,
     },
-    /// One token's data does not fit the unified buffer.
+    /// The data of one row does not fit the unified buffer.
     #[error(
         "{needed_bytes} bytes of unified buffer are needed for one row, the device has \
          {available_bytes}"
@@ -263,7 +263,7 @@ pub enum AscendError {
 }
 
 impl AscendError {
-    /// An argument error; the values are shown as they are.
+    /// Creates an argument error with the values as given.
     pub(crate) fn argument(
         operation: &'static str,
         argument: &'static str,

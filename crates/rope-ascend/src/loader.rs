@@ -17,7 +17,7 @@ use libloading::Library;
 use crate::error::LoadError;
 use crate::sys::{AclFused, AclMeta, AclOperators, AclRotary, AclRt, AclRtc, Hccl, Resolve};
 
-/// One role with its library names, newest first.
+/// A role with its library names, newest first.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LibraryNames {
     /// The library's role.
@@ -36,11 +36,11 @@ pub(crate) const DESCRIPTORS: LibraryNames = LibraryNames {
     role: "operator descriptor library",
     names: &["libnnopbase.so"],
 };
-/// The library of all operators, of installations before it was split.
+/// The library of all operators, in installations from before it was split.
 const ALL_OPERATORS: &str = "libopapi.so";
-/// One of the libraries that it was split into.
+/// One of the libraries into which it was split.
 const SPLIT_OPERATORS: &str = "libopapi_nn.so";
-/// Operators; all that exist are searched, in this order.
+/// Operators; all existing libraries are searched, in this order.
 pub(crate) const OPERATORS: LibraryNames = LibraryNames {
     role: "operator library",
     names: &[
@@ -56,8 +56,8 @@ pub(crate) const COMPILER: LibraryNames = LibraryNames {
     role: "run-time compiler library",
     names: &["libacl_rtc.so"],
 };
-/// Collectives; all that exist are searched, in this order: newer releases have the functions of
-/// communicators in the second.
+/// Collectives; all existing libraries are searched, in this order. Newer releases have the
+/// functions of communicators in the second.
 pub(crate) const COLLECTIVES: LibraryNames = LibraryNames {
     role: "collective library",
     names: &["libhccl.so", "libhcomm.so"],
@@ -66,17 +66,17 @@ pub(crate) const COLLECTIVES: LibraryNames = LibraryNames {
 /// Variable that names the folder of the libraries and overrides the search.
 pub(crate) const PATH_VARIABLE: &str = "ROPE_ASCEND_LIB_PATH";
 
-/// Variable that overrides how device memory is asked for: `segments` or `blocks`.
+/// Variable that overrides the allocation of device memory: `segments` or `blocks`.
 pub(crate) const POOL_VARIABLE: &str = "ROPE_ASCEND_POOL";
 
-/// How device memory is asked for.
+/// The allocation of device memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pooling {
-    /// In segments, from which buffers are cut.
+    /// Segments, which are divided into buffers.
     #[default]
     Segments,
-    /// In one allocation for each buffer, so that a memory checker sees where each one ends. They
-    /// are still cached.
+    /// One allocation per buffer, so that a memory checker sees the end of each. Buffers are still
+    /// cached.
     Blocks,
 }
 
@@ -142,7 +142,7 @@ pub(crate) struct Opened {
 }
 
 impl Opened {
-    /// The library at `path`, or the loader's answer.
+    /// The library at `path`, or the loader's message.
     fn at(path: PathBuf, role: &'static str) -> Result<Self, (PathBuf, String)> {
         // SAFETY: initialisers of the vendor's libraries run here; the names are those that the
         // vendor installs, in folders that the user or the system's loader configuration chose.
@@ -220,7 +220,7 @@ fn open_all(
     tried
 }
 
-/// The address of a function in the first of the libraries that has it.
+/// The address of a function in the first library that has it.
 fn address_in(libraries: &[Opened], name: &CStr) -> *const c_void {
     let mut addresses = libraries.iter().map(|found| address(&found.library, name));
     addresses
@@ -228,7 +228,7 @@ fn address_in(libraries: &[Opened], name: &CStr) -> *const c_void {
         .unwrap_or(std::ptr::null())
 }
 
-/// The table of collectives, from the libraries that have a part of it each.
+/// The table of collectives, from the libraries that each have a part of it.
 fn collectives(folder: Option<&Path>, opened: &mut Vec<Opened>) -> Result<Hccl, LoadError> {
     let first = opened.len();
     let tried = open_all(COLLECTIVES, folder, opened, |_, _| true);
@@ -272,25 +272,25 @@ fn address(library: &Library, name: &CStr) -> *const c_void {
         .map_or(std::ptr::null(), |symbol| *symbol)
 }
 
-/// The function tables, and the libraries that they point into, which stay mapped.
+/// The function tables, and the libraries they point into, which stay mapped.
 #[derive(Debug)]
 pub struct Api {
     pub(crate) rt: AclRt,
-    /// Operator descriptors, where the library exists.
+    /// Operator descriptors, if the library exists.
     pub(crate) meta: Result<AclMeta, LoadError>,
-    /// Operators of training; each may be missing on its own.
+    /// Training operators; each may be missing separately.
     pub(crate) operators: AclOperators,
-    /// Operators of training whose first phases are generated; each may be missing on its own.
+    /// Training operators with generated first phases; each may be missing separately.
     pub(crate) fused: AclFused,
-    /// Stock rotary operators; each may be missing on its own.
+    /// Stock rotary operators; each may be missing separately.
     pub(crate) rotary: AclRotary,
-    /// Run-time compiler, where it exists.
+    /// The run-time compiler, if it exists.
     pub(crate) rtc: Result<AclRtc, LoadError>,
-    /// Collectives, where their libraries exist.
+    /// Collectives, if their libraries exist.
     pub(crate) hccl: Result<Hccl, LoadError>,
-    /// How device memory is asked for.
+    /// The allocation of device memory.
     pub(crate) pooling: Pooling,
-    /// Where the runtime was found.
+    /// The path of the runtime.
     pub(crate) origin: String,
     pub(crate) opened: Vec<Opened>,
 }
@@ -313,7 +313,7 @@ impl Api {
         let meta = unsafe { table(DESCRIPTORS, folder, &mut opened, AclMeta::load) };
         let first_operators = opened.len();
         open_all(OPERATORS, folder, &mut opened, |name, found| {
-            // The library of all operators is not to be loaded beside those that replace it.
+            // The library of all operators must not be loaded together with those that replace it.
             let mut found = found.iter();
             let replaced = found.any(|library| library.path.ends_with(SPLIT_OPERATORS));
             !(replaced && name == ALL_OPERATORS)
@@ -347,7 +347,7 @@ impl Api {
         })
     }
 
-    /// Fills the tables through `resolve`, which returns null for what it lacks.
+    /// Fills the tables through `resolve`, which returns null for missing functions.
     ///
     /// # Errors
     /// [`LoadError::SymbolsMissing`] for functions of the runtime itself; [`LoadError::Setting`].
@@ -387,19 +387,19 @@ impl Api {
         })
     }
 
-    /// Asks for device memory in this way; without this, in the one that the variable
-    /// `ROPE_ASCEND_POOL` names (`segments` or `blocks`), else in segments.
+    /// Sets the allocation of device memory. The default is that of the variable `ROPE_ASCEND_POOL`
+    /// (`segments` or `blocks`), otherwise segments.
     #[must_use]
     pub fn with_pooling(self, pooling: Pooling) -> Self {
         Self { pooling, ..self }
     }
 
-    /// The simulator's functions, which are part of this program. Unless `ROPE_ASCEND_POOL` says
-    /// otherwise, each buffer is an allocation of its own, so that the simulator sees every access
-    /// beyond one.
+    /// Returns the simulator's functions, which are part of this program. Unless `ROPE_ASCEND_POOL`
+    /// states otherwise, each buffer is a separate allocation, so that the simulator detects every
+    /// access beyond a buffer.
     ///
     /// # Errors
-    /// [`LoadError::SymbolsMissing`], if the simulator lacked functions of the runtime;
+    /// [`LoadError::SymbolsMissing`] if the simulator lacks functions of the runtime;
     /// [`LoadError::Setting`].
     #[cfg(feature = "ascend-sim")]
     pub fn simulated() -> Result<Self, LoadError> {
@@ -409,8 +409,8 @@ impl Api {
         Ok(api.with_pooling(Pooling::chosen_or(Pooling::Blocks)?))
     }
 
-    /// The identity of the run-time compiler and the headers that it reads, which differs between
-    /// releases; none if it is unknown.
+    /// The identity of the run-time compiler and its headers, which differs between releases;
+    /// `None` if unknown.
     ///
     /// The compiler lies in the folder of the toolkit, three folders above its library
     /// (`ExtractCannPath` in acl_rt_compile.cpp of asc-devkit at 82b89a15f), and each of the
@@ -419,7 +419,7 @@ impl Api {
     pub(crate) fn compiler_identity(&self) -> Option<String> {
         let mut opened = self.opened.iter();
         let Some(compiler) = opened.find(|library| library.role == COMPILER.role) else {
-            // Functions of a resolver, which has a name.
+            // Functions from a resolver, which has a name.
             return Some(self.origin.clone());
         };
         let path = mapped(&compiler.path)?;
@@ -442,7 +442,7 @@ impl Api {
         Some(identity)
     }
 
-    /// Names of the functions that this installation lacks.
+    /// The names of functions missing from this installation.
     pub fn missing_symbols(&self) -> Vec<&'static str> {
         let mut missing = self.rt.missing();
         match &self.meta {

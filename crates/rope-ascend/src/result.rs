@@ -2,8 +2,8 @@
 //!
 //! The functions take the runtime's function table and raw handles. Pointers that they write
 //! through are locals; handles are the caller's, and the runtime refuses stale ones. Functions that
-//! queue work state which device memory is in use, and until when. Each error is the runtime's, or
-//! states that the installation lacks the function.
+//! queue work state the device memory in use and the end of this use. Each error is the runtime's,
+//! or states that the installation lacks the function.
 #![allow(unsafe_code, reason = "each function is one foreign call")]
 
 pub(crate) mod collective;
@@ -35,7 +35,7 @@ pub(crate) fn recent_message(rt: &AclRt) -> String {
     }
 }
 
-/// Turns the result of `function` into a [`Result`].
+/// Converts the result of `function` to a [`Result`].
 pub(crate) fn check(rt: &AclRt, function: &'static str, result: aclError) -> Result<()> {
     match result {
         code::SUCCESS => Ok(()),
@@ -96,14 +96,14 @@ calls! {
     /// - No handle of the runtime is used afterwards.
     fn finalize() = aclFinalize();
 
-    /// Makes `device` the calling thread's current device. The runtime counts: as many
-    /// [`reset_device`]s release the device.
+    /// Makes `device` the calling thread's current device. The runtime counts calls: the same
+    /// number of [`reset_device`] calls releases the device.
     ///
     /// # Safety
     /// - None: it takes a number.
     fn set_device(device: i32) = aclrtSetDevice(device);
 
-    /// Takes back one [`set_device`]; the last one releases what the process holds on `device`.
+    /// Undoes one [`set_device`]; the last one releases the process's resources on `device`.
     ///
     /// # Safety
     /// - No stream or memory of the device is used after the last one.
@@ -128,7 +128,7 @@ calls! {
     /// - Both are live and of the current device.
     fn record_event(event: aclrtEvent, stream: aclrtStream) = aclrtRecordEvent(event, stream);
 
-    /// Lets the work that is queued on `stream` from here on wait for an event.
+    /// Makes all work queued later on `stream` wait for an event.
     ///
     /// # Safety
     /// - Both are live and of the current device, and the event was recorded.
@@ -179,8 +179,8 @@ calls! {
         = aclrtMemsetAsync(dst, bytes, value, bytes, stream);
 }
 
-/// Initialises the runtime. Returns whether this call did it: false if something else in the
-/// process had, which then also ends it.
+/// Initialises the runtime. Returns true if this call did so, and false if other code in the
+/// process had; that code then also ends it.
 #[doc(alias = "aclInit")]
 pub(crate) fn init(rt: &AclRt) -> Result<bool> {
     // SAFETY: a null path selects the defaults.
@@ -265,9 +265,9 @@ pub(crate) fn soc_name(rt: &AclRt) -> Option<String> {
     Some(name.to_string_lossy().into_owned())
 }
 
-/// Creates a stream on the current device, for many launches and quick waits where the
-/// installation can: frameworks create theirs so (`NPUStream.cpp` of Ascend/pytorch at
-/// 9e73e708ab93). The priority is reserved.
+/// Creates a stream on the current device, with fast launches and waits if the installation
+/// supports them, as frameworks do (`NPUStream.cpp` of Ascend/pytorch at 9e73e708ab93). The
+/// priority is reserved.
 #[doc(alias = "aclrtCreateStream")]
 #[doc(alias = "aclrtCreateStreamWithConfig")]
 pub(crate) fn create_stream(rt: &AclRt) -> Result<aclrtStream> {
@@ -321,8 +321,8 @@ pub(crate) unsafe fn synchronize(rt: &AclRt, stream: aclrtStream) -> Result<()> 
     })
 }
 
-/// Allocates memory on the current device, to be divided by the caller: the runtime adds no padding
-/// where the installation can do without.
+/// Allocates memory on the current device for the caller to divide, without padding by the runtime
+/// if the installation supports it.
 #[doc(alias = "aclrtMallocAlign32")]
 pub(crate) fn malloc_unpadded(rt: &AclRt, bytes: usize) -> Result<*mut c_void> {
     let Some(unpadded) = rt.aclrtMallocAlign32 else {
@@ -334,7 +334,7 @@ pub(crate) fn malloc_unpadded(rt: &AclRt, bytes: usize) -> Result<*mut c_void> {
     })
 }
 
-/// Allocates memory on the current device, with the padding that operators want.
+/// Allocates memory on the current device, with the padding that operators require.
 #[doc(alias = "aclrtMalloc")]
 pub(crate) fn malloc(rt: &AclRt, bytes: usize) -> Result<*mut c_void> {
     allocate(rt, "aclrtMalloc", bytes, |pointer| {
@@ -427,19 +427,20 @@ pub(crate) unsafe fn kernel(
     written(rt, NAME, std::ptr::null_mut(), call)
 }
 
-/// How the arguments of a launch reach the kernel.
+/// The method of passing a launch's arguments to the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LaunchWay {
-    /// One by one, by `aclrtLaunchKernelWithArgsArray`: the runtime places them as the kernel's
-    /// binary describes its parameters. Kernels of vector cores alone, from CANN 9.1 on.
+    /// An array, with `aclrtLaunchKernelWithArgsArray`: the runtime places the arguments as the
+    /// kernel's binary describes its parameters. Only for kernels of vector cores alone, from CANN
+    /// 9.1 on.
     Array,
-    /// In a list of the runtime's, by `aclrtKernelArgsInit` and what follows it: each at the next
-    /// eight bytes, behind the sync address where the kernel wants one.
+    /// A list of the runtime, with `aclrtKernelArgsInit` and related functions: each argument takes
+    /// the next eight bytes, after the sync address if the kernel has one.
     List,
 }
 
 impl LaunchWay {
-    /// The function that launches.
+    /// The C function that launches.
     pub fn function(self) -> &'static str {
         match self {
             Self::Array => "aclrtLaunchKernelWithArgsArray",
@@ -498,22 +499,22 @@ impl ListFunctions {
     }
 }
 
-/// A kernel with its name, and how it is launched.
+/// A kernel with its name and launch method.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Launched<'a> {
     /// Its handle.
     pub(crate) kernel: aclrtFuncHandle,
     /// Its name, for errors.
     pub(crate) name: &'a str,
-    /// How its arguments reach it.
+    /// The method of passing its arguments.
     pub(crate) way: LaunchWay,
 }
 
-/// How `kernel` is launched on `cores` with `parameters` parameters.
+/// The launch method of `kernel` on `cores` with `parameters` parameters.
 ///
 /// # Errors
-/// [`AscendError::NoLaunch`] where the runtime has neither way for such a kernel, and
-/// [`AscendError::InvalidArgument`] where the binary describes another number of parameters.
+/// [`AscendError::NoLaunch`] if the runtime has no launch method for such a kernel, and
+/// [`AscendError::InvalidArgument`] if the binary describes a different number of parameters.
 ///
 /// # Safety
 /// - `kernel` is live.
@@ -572,7 +573,7 @@ const BY_LIST: &str = "\
     aclrtKernelArgsInit, aclrtKernelArgsAppend, aclrtKernelArgsFinalize and \
     aclrtLaunchKernelWithConfig";
 
-/// How many parameters the binary says that `kernel` has; 0 where it does not say.
+/// The number of parameters of `kernel` according to the binary; 0 if it does not state it.
 ///
 /// # Safety
 /// - `kernel` is live.

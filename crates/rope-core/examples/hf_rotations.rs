@@ -1,9 +1,9 @@
-//! Reads configurations, one JSON object `{"component", "config"}` a line, and writes what rotation
-//! each states, one JSON object a line: `{"rotations": [...]}`, or `{"error"}`. A configuration is an
-//! object, or a string that is the text of a file.
+//! Reads configurations, one JSON object `{"component", "config"}` per line, and writes their
+//! rotations, one JSON object per line: `{"rotations": [...]}`, or `{"error"}`. A configuration is
+//! an object, or a string with the text of a file.
 //!
-//! `tests/fixtures/generate/rotations.py` compares that with what Hugging Face's modules compute.
-//! With the argument `tables` it prints the tables of `docs/tables/model-types.md` instead.
+//! `tests/fixtures/generate/rotations.py` compares the output with Hugging Face's modules. With the
+//! argument `tables`, it prints the tables of `docs/tables/model-types.md` instead.
 
 use std::error::Error;
 use std::io::{BufRead, stdin};

@@ -9,14 +9,14 @@
 //! | Wan | (frame, row, column) | 44 + 42 + 42 | none: text enters by cross-attention |
 //! | HunyuanVideo | (frame, row, column) | 16 + 56 + 56, theta 256 | not rotated |
 //!
-//! Sizes are in latent patches. The rows of angles are what every kernel takes, and the same for
-//! all layers and heads.
+//! Sizes are in latent patches. Every kernel takes the rows of angles, which all layers and heads
+//! share.
 
 use rope_core::{
     AxisLayout, Direction, MatrixForm, Pairing, Positions, Result, RotarySpec, TokenAngles,
 };
 
-/// A model's rotation, and how its tokens are numbered.
+/// A model's rotation and the numbering of its tokens.
 struct Model {
     name: &'static str,
     /// Pairs of channels of each axis.
@@ -77,7 +77,7 @@ fn main() -> Result<()> {
             .build()?;
         let positions = positions(model.text, model.grid)?;
         let angles = TokenAngles::<f32>::new(&spec, &positions, None)?;
-        // One signed permutation for all axes: which axis drives a pair is in the rows alone.
+        // One signed permutation for all axes: only the rows depend on the axis of each pair.
         let form = MatrixForm::new(spec.geometry(), Direction::Forward);
         let moved = form.partner().sources().iter().zip(0_u32..);
         assert!(moved.clone().all(|(from, channel)| *from == channel ^ 1));

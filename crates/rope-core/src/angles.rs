@@ -10,19 +10,21 @@ use crate::parallel::for_each_block;
 use crate::positions::Positions;
 use crate::spec::RotarySpec;
 
-/// The default limit on a table, 256 MiB: position 2^19 at 64 frequencies in f32.
+/// The default byte limit of a table, 256 MiB: positions up to 2^19 at 64 frequencies in f32.
 pub const DEFAULT_TABLE_BUDGET_BYTES: usize = 256 << 20;
 
-/// Tokens whose cos and sin one task computes, in some 50 us.
+/// Tokens whose cos and sin one task computes, in about 50 us.
 const BLOCK_TOKENS: usize = 32;
 
-/// cos and sin of every position from 0, one column per frequency, grown to the positions in use.
+/// Table of cos and sin of every position from 0, with one column per frequency. It grows to the
+/// positions in use.
 ///
 /// A row holds the cosines, then the sines, each times the attention scaling.
 ///
 /// # Numerics
-/// angle = position * inv_freq in f64; cos and sin in f64; one rounding to `A`. The error against
-/// exact arithmetic is that of the rounding up to position 2^22, and at most 3e-7 at position 2^31.
+/// angle = position * inv_freq in f64; cos and sin in f64; one rounding to `A`. Up to position
+/// 2^22, the error against exact arithmetic is the rounding error; at position 2^31, it is at most
+/// 3e-7.
 #[derive(Clone)]
 pub struct CosSinTable<A: Real = f32> {
     rows: Vec<A>,
@@ -44,7 +46,7 @@ impl<A: Real> std::fmt::Debug for CosSinTable<A> {
 }
 
 impl<A: Real> CosSinTable<A> {
-    /// An empty table for a rotation; `seq_len` as in [`RotarySpec::inv_freq`].
+    /// Creates an empty table for a rotation; `seq_len` is as in [`RotarySpec::inv_freq`].
     ///
     /// # Errors
     /// Those of [`RotarySpec::inv_freq`].
@@ -64,7 +66,7 @@ impl<A: Real> CosSinTable<A> {
         self
     }
 
-    /// The number of positions present, from 0.
+    /// The number of positions in the table, counted from 0.
     pub fn rows(&self) -> usize {
         self.rows.len() / (2 * self.inv_freq.len())
     }
@@ -77,7 +79,7 @@ impl<A: Real> CosSinTable<A> {
             .nth(position)
     }
 
-    /// The lanes that its rows are gathered for.
+    /// The lane map by which its rows are gathered.
     pub fn lane_map(&self) -> &Arc<LaneMap> {
         &self.lane_map
     }
@@ -88,7 +90,8 @@ impl<A: Real> CosSinTable<A> {
     /// it.
     ///
     /// # Errors
-    /// [`RopeError::TableBudget`] if they do not fit into the budget; the table is unchanged then.
+    /// [`RopeError::TableBudget`] if the rows do not fit into the budget; the table is then
+    /// unchanged.
     pub fn grow_to(&mut self, position: u32) -> Result<()> {
         let width = 2 * self.inv_freq.len();
         let (have, need) = (self.rows(), position as usize + 1);
@@ -106,7 +109,8 @@ impl<A: Real> CosSinTable<A> {
             });
         }
         let rows = need.max((2 * have).min(self.budget_bytes / row_bytes));
-        // Out of the table while they are filled: if a thread panics, no row is left unfilled.
+        // Moved out of the table while rows are filled: if a thread panics, the table holds no
+        // unfilled row.
         let mut values = std::mem::take(&mut self.rows);
         values.reserve_exact((rows - have) * width);
         values.resize(rows * width, A::ZERO);
@@ -131,15 +135,16 @@ impl<A: Real> CosSinTable<A> {
 /// cos and sin for the tokens of one step, shared by all layers. Cloning is cheap.
 #[derive(Clone, Debug)]
 pub struct TokenAngles<A: Real = f32> {
-    /// A `Vec` as it was filled: for long contexts a copy of it would take as long as its values.
+    /// The `Vec` as filled: for long contexts, copying it would take as long as computing its
+    /// values.
     rows: Arc<Vec<A>>,
     lanes: usize,
     heads: Option<usize>,
 }
 
 impl<A: Real> TokenAngles<A> {
-    /// Computes cos and sin for `positions` alone, however high: no table, memory for the step's
-    /// tokens only.
+    /// Computes cos and sin for `positions` directly, however high. It builds no table and takes
+    /// memory for the step's tokens only.
     ///
     /// # Errors
     /// [`RopeError::PositionAxes`]; those of [`RotarySpec::inv_freq`].
@@ -180,23 +185,23 @@ impl<A: Real> TokenAngles<A> {
         Ok(Self::collect(&table.lane_map, &ids, tokens, cos_sin))
     }
 
-    /// Computes cos and sin for each head by frequencies of its own, which may mix the axes (Mochi,
-    /// RoPE-Mixed) or differ from head to head (LTX-2, MHRoPE):
+    /// Computes cos and sin with separate frequencies for each head, which may mix the axes (Mochi,
+    /// RoPE-Mixed) or differ between heads (LTX-2, MHRoPE):
     ///
     /// angle\[token, head, lane\] = sum over axes of position\[axis, token\] *
     /// frequency\[axis, head, lane\], in f64; cos and sin are rounded once.
     ///
     /// # Shapes
-    /// `frequencies`: `[axes, heads, lanes]`, the axes those of `positions`; lanes are the pairs of
-    /// a head, or all first members and then all second ones. The result takes `heads` times the
-    /// memory of angles that the heads share, and a rotation reads all of it.
+    /// `frequencies`: `[axes, heads, lanes]`, with the axes of `positions`. Lanes are the pairs of
+    /// a head, or all first members and then all second members. The result takes `heads` times the
+    /// memory of shared angles, and a rotation reads all of it.
     ///
     /// # Units
     /// frequencies in radians per unit of the positions
     ///
     /// # Errors
-    /// [`RopeError::HeadFrequencies`] if the list does not divide into axes and heads, or is empty;
-    /// [`RopeError::Frequency`] if one is NaN, or too large for finite angles.
+    /// [`RopeError::HeadFrequencies`] if the list is empty or does not divide into axes and heads;
+    /// [`RopeError::Frequency`] if a frequency is NaN or too large for finite angles.
     ///
     /// # Source
     /// Heo, Park, Han and Yun, 2024, Rotary Position Embedding for Vision Transformer, RoPE-Mixed.
@@ -258,29 +263,29 @@ impl<A: Real> TokenAngles<A> {
         }
     }
 
-    /// `[tokens, 2 * lanes]`: each token's cosines, then its sines; per head
+    /// The rows, `[tokens, 2 * lanes]`: each token's cosines, then its sines. With angles per head,
     /// `[tokens, heads, 2 * lanes]`.
     pub fn rows(&self) -> &[A] {
         &self.rows
     }
 
-    /// The heads that have angles of their own; none if all share them.
+    /// The number of heads with separate angles; `None` if all heads share them.
     pub fn heads(&self) -> Option<usize> {
         self.heads
     }
 
-    /// Angles of a token, or of one of its heads if these have their own.
+    /// The number of angles per token, or per head of a token if heads have separate angles.
     pub fn lanes(&self) -> usize {
         self.lanes
     }
 
-    /// [`rows`](Self::rows), which are copied only if a clone holds them too.
+    /// Returns the [`rows`](Self::rows); copies them only if a clone shares them.
     pub fn into_rows(self) -> Vec<A> {
         Arc::unwrap_or_clone(self.rows)
     }
 
-    /// Copies of all cosines and of all sines, `[tokens, lanes]` each; per head
-    /// `[tokens, heads, lanes]`.
+    /// Copies all cosines and all sines, `[tokens, lanes]` each; with angles per head, `[tokens,
+    /// heads, lanes]`.
     pub fn cos_sin(&self) -> [Vec<A>; 2] {
         let half = |start| {
             let rows = self.rows.chunks_exact(2 * self.lanes);
@@ -294,7 +299,7 @@ impl<A: Real> TokenAngles<A> {
         self.rows.len() / (2 * self.lanes * self.heads.unwrap_or(1))
     }
 
-    /// The angles as the kernels take them.
+    /// Borrows the angles in the form that the kernels take.
     pub fn angles(&self) -> Angles<'_, A> {
         let rows = &self.rows;
         match self.heads {
@@ -304,18 +309,18 @@ impl<A: Real> TokenAngles<A> {
     }
 }
 
-/// Where a kernel takes its cos and sin from.
+/// The cos and sin of a kernel.
 #[derive(Clone, Copy, Debug)]
 pub enum Angles<'a, A: Real = f32> {
-    /// One row per token, `[tokens, 2 * lanes]`: its cosines, then its sines, attention scaling
-    /// included. Gathered once for all layers of a step, or learned.
+    /// One row per token, `[tokens, 2 * lanes]`: its cosines, then its sines, with the attention
+    /// scaling applied. They are gathered once for all layers of a step, or learned.
     Tokens(&'a [A]),
-    /// One row per token and head, `[tokens, heads, 2 * lanes]`: q, and k if it is rotated in the
-    /// same call, have as many heads. Where k has others, or other tokens, each takes a
-    /// [`Rotator`](crate::Rotator) of its own.
+    /// One row per token and head, `[tokens, heads, 2 * lanes]`. q, and k if rotated in the same
+    /// call, must have this number of heads. If k has a different number of heads or different
+    /// tokens, use a separate [`Rotator`](crate::Rotator) for each.
     ///
-    /// Each row is read for one head alone: where all channels turn by one angle a pair, a rotation
-    /// moves 1.5 times the bytes of f32 tensors, and 2 times those of 16-bit ones.
+    /// Each row is read for one head only. With all channels rotated and one angle per pair, a
+    /// rotation moves 1.5 times the bytes of f32 tensors and twice those of 16-bit tensors.
     Heads {
         /// Each head's cosines, then its sines.
         rows: &'a [A],
@@ -325,14 +330,14 @@ pub enum Angles<'a, A: Real = f32> {
 }
 
 impl<'a, A: Real> Angles<'a, A> {
-    /// The rows, of tokens or of their heads.
+    /// The rows, one per token or per head of a token.
     pub(crate) fn rows(&self) -> &'a [A] {
         match *self {
             Self::Tokens(rows) | Self::Heads { rows, .. } => rows,
         }
     }
 
-    /// The heads that have angles of their own; none if all share them.
+    /// The number of heads with separate angles; `None` if all heads share them.
     pub(crate) fn own_heads(&self) -> Option<usize> {
         match self {
             Self::Heads { heads, .. } => Some(*heads),

@@ -1,10 +1,10 @@
-//! Element types of q and k, and the types that they are computed in.
+//! Element types of q and k, and the types used to compute their rotation.
 
 use half::{bf16, f16};
 
 use crate::kernels::KernelElement;
 
-/// A type that rotation is computed in, and that cos and sin are kept in: f32 or f64.
+/// The type of the arithmetic, and of cos and sin: f32 or f64.
 pub trait Real:
     Element<Acc = Self>
     + std::ops::Neg<Output = Self>
@@ -18,19 +18,19 @@ pub trait Real:
     fn from_f64(value: f64) -> Self;
     /// Converts without loss.
     fn to_f64(self) -> f64;
-    /// 1 / sqrt of it: the root and the quotient are each rounded to nearest.
+    /// 1 / sqrt of the value. The root and the quotient are each rounded to nearest.
     fn reciprocal_root(self) -> Self;
-    /// It times `factor` plus `term`, rounded once.
+    /// The value times `factor` plus `term`, rounded once.
     fn mul_add(self, factor: Self, term: Self) -> Self;
 }
 
-/// A type that q and k are kept in: f32, f64, f16 or bf16.
+/// The element type of q and k: f32, f64, f16 or bf16.
 #[allow(
     private_bounds,
     reason = "the private bound seals the trait: each element has its kernels"
 )]
 pub trait Element: Copy + Send + Sync + 'static + std::fmt::Debug + KernelElement {
-    /// The type that it is computed in.
+    /// The type of its arithmetic.
     type Acc: Real;
     /// The name in messages and tables.
     const NAME: &'static str;
@@ -76,8 +76,8 @@ macro_rules! real {
     };
 }
 
-/// Converted by calls: where the compiler may not assume the processor's own conversion, one is
-/// longer than the loop around it. Kernels with vector instructions call them for the ends of rows.
+/// Conversions are calls: without a conversion instruction that the compiler may assume, one is
+/// longer than the loop around it. Kernels with vector instructions call them for row tails.
 impl Element for f16 {
     type Acc = f32;
     const NAME: &'static str = "f16";

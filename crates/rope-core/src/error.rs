@@ -9,25 +9,25 @@ pub type Result<T, E = RopeError> = std::result::Result<T, E>;
 
 /// An error of a specification, its positions, its tables or the tensors to rotate.
 ///
-/// Each message says what was expected, what was found and, where it is not obvious, what to do.
+/// Each message states the expectation, the value found and, unless obvious, the remedy.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RopeError {
-    /// A head without channels, or wider than the kernels index.
+    /// A head without channels, or wider than kernels can index.
     #[error("head_dim must be between 1 and {max}, found {found}")]
     HeadDim {
-        /// Channels per head that were asked for.
+        /// Channels per head requested.
         found: usize,
         /// The widest head supported.
         max: usize,
     },
-    /// Channels are rotated in pairs.
+    /// The number of rotated channels is odd or 0: channels rotate in pairs.
     #[error(
         "rotary_dim must be even and at least 2, found {found}; it counts channels, not pairs, and \
          is head_dim unless you set it"
     )]
     OddRotaryDim {
-        /// Rotated channels that were asked for.
+        /// Rotated channels requested.
         found: usize,
     },
     /// The rotated channels do not fit into the head.
@@ -43,7 +43,7 @@ pub enum RopeError {
         /// Channels per head.
         head_dim: usize,
     },
-    /// A pairing that needs more structure than `rotary_dim` has.
+    /// A `rotary_dim` that the pairing cannot divide.
     #[error("pairing {pairing:?} needs rotary_dim divisible by {divisor}, found {found}")]
     PairingDivisibility {
         /// The pairing.
@@ -53,7 +53,7 @@ pub enum RopeError {
         /// The rotary_dim found.
         found: usize,
     },
-    /// Sections must name each pair exactly once.
+    /// Sections that do not sum to the number of pairs.
     #[error(
         "the sections {sections:?} sum to {sum}, expected rotary_dim/2 = {expected}; \
          sections count pairs of channels"
@@ -66,12 +66,12 @@ pub enum RopeError {
         /// Half of rotary_dim.
         expected: usize,
     },
-    /// More axes than the kernels carry, or a layout for another number of axes.
+    /// More axes than the kernels support, or a layout for a different number of axes.
     #[error("{layout} takes {expected} sections (one per position axis), found {found}")]
     SectionCount {
         /// The axis layout's name.
         layout: &'static str,
-        /// The numbers of sections that it takes.
+        /// The numbers of sections that it accepts.
         expected: &'static str,
         /// The number found.
         found: usize,
@@ -83,7 +83,7 @@ pub enum RopeError {
         layout: AxisLayout,
         /// Pairs of channels.
         pairs: usize,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
     /// theta is NaN, infinite or not positive.
@@ -92,7 +92,7 @@ pub enum RopeError {
         /// The value found.
         found: f64,
     },
-    /// A list of frequencies for another number of them.
+    /// A list of frequencies of the wrong length.
     #[error(
         "expected {expected} frequencies, one per lane of the rotation, found a list of {found}; \
          a list that lanes share goes with AxisLayout::Lanes"
@@ -103,14 +103,14 @@ pub enum RopeError {
         /// Frequencies listed.
         found: usize,
     },
-    /// A scaling for frequencies that are a list.
+    /// A scaling for listed frequencies.
     #[error("a list of frequencies cannot be scaled by {rope_type}: list the scaled ones")]
     ListScaled {
         /// The scaling, as a configuration names it.
         rope_type: &'static str,
     },
-    /// A frequency, listed or from theta and its scaling, is NaN, or so large that angles may
-    /// be infinite.
+    /// A frequency, listed or computed from theta and its scaling, that is NaN or so large that
+    /// angles may be infinite.
     #[error(
         "frequency {index} must be a number of at most 1e280 either way, found {found:e}; change \
          the list, or theta and the parameters of its scaling"
@@ -133,16 +133,16 @@ pub enum RopeError {
         /// Pairs of rotated channels.
         pairs: usize,
     },
-    /// A lane that names an axis or a frequency that is not there.
+    /// A lane with an axis or frequency index out of range.
     #[error("lane {lane} names {what} {found}, expected one below {limit}")]
     LaneOutOfRange {
         /// The lane.
         lane: usize,
         /// The kind of index: "axis" or "frequency".
         what: &'static str,
-        /// The index that it names.
+        /// The index found.
         found: usize,
-        /// How many there are.
+        /// The number of axes or frequencies.
         limit: usize,
     },
     /// The factor on cos and sin is NaN, infinite or not positive.
@@ -151,7 +151,7 @@ pub enum RopeError {
         /// The value found.
         found: f64,
     },
-    /// Positions for another number of axes than the specification has.
+    /// Positions with a different number of axes than the specification.
     #[error(
         "this rotation is driven by {expected} position axes, the positions have {found}; {}",
         if *expected == 1 { "pass one id per token, or use an MRoPE axis layout" }
@@ -166,7 +166,7 @@ pub enum RopeError {
         /// Axes of the positions.
         found: usize,
     },
-    /// Positions for another number of tokens than the tensors have.
+    /// Positions for a different number of tokens than the tensors have.
     #[error(
         "expected positions for {batch} x {seq} tokens (or {seq}, shared by the batch), \
          found {found}; lay them out as [axes, batch * seq]"
@@ -186,7 +186,7 @@ pub enum RopeError {
     PositionShape {
         /// Ids given.
         ids: usize,
-        /// Axes asked for.
+        /// Axes requested.
         axes: usize,
     },
     /// A negative id, or one beyond 2^31.
@@ -215,7 +215,7 @@ pub enum RopeError {
         /// Its token.
         token: usize,
     },
-    /// A real position where ids are needed.
+    /// A real position where an id is required.
     #[error(
         "position {found} (axis {axis}, token {token}) is no id: expected whole numbers from 0, \
          as tables have rows for; compute angles for these tokens only (TokenAngles::new)"
@@ -228,7 +228,7 @@ pub enum RopeError {
         /// Its token.
         token: usize,
     },
-    /// A table that has not been grown to a position in use.
+    /// A position beyond the rows of a table.
     #[error(
         "position {position} is not among the cos/sin table's {rows} rows; \
          grow it first (CosSinTable::grow_to)"
@@ -236,10 +236,10 @@ pub enum RopeError {
     TableTooShort {
         /// The position.
         position: u32,
-        /// Rows present.
+        /// Rows of the table.
         rows: usize,
     },
-    /// A table that would not fit into its budget.
+    /// A table larger than its budget.
     #[error(
         "a table up to position {position} takes {needed_bytes} bytes, over its budget of \
          {budget_bytes}; raise the budget or compute angles for the step's tokens only \
@@ -253,7 +253,7 @@ pub enum RopeError {
         /// Bytes allowed.
         budget_bytes: usize,
     },
-    /// Angles whose size does not follow from tokens and lanes.
+    /// Angles of a size that does not match the tokens and lanes.
     #[error(
         "{what}: expected {expected} values = {tokens} tokens x {width}, found {found} \
          (the cosines of a token's lanes, then their sines{})",
@@ -281,7 +281,7 @@ pub enum RopeError {
     HeadFrequencies {
         /// Axes of the positions.
         axes: usize,
-        /// Heads asked for.
+        /// Heads requested.
         heads: usize,
         /// Frequencies given.
         found: usize,
@@ -307,7 +307,7 @@ pub enum RopeError {
         /// Elements present.
         found: usize,
     },
-    /// A tensor to be written whose elements alias each other, or that overlaps another one.
+    /// An output tensor with elements that alias each other, or that overlaps another tensor.
     #[error(
         "{what}: elements overlap in memory; \
          an output must own each of its elements once (make it contiguous first)"
@@ -336,7 +336,7 @@ pub enum RopeError {
         /// The value found.
         found: f64,
     },
-    /// A norm's weight, or its gradient, for another number of channels than a head has.
+    /// A norm's weight or weight gradient with a different number of channels than a head.
     #[error(
         "{what} holds {found} values, expected head_dim = {expected}, one per channel of a head"
     )]
@@ -360,7 +360,7 @@ pub enum RopeError {
         /// The value found.
         found: f64,
     },
-    /// A list of LongRoPE factors for another number of pairs than are rotated.
+    /// A list of LongRoPE factors that does not match the number of rotated pairs.
     #[error(
         "{list} holds {found} factors, expected {expected}, one per pair of rotated channels; \
          check head_dim and partial_rotary_factor"
@@ -373,10 +373,10 @@ pub enum RopeError {
         /// Factors found.
         found: usize,
     },
-    /// A configuration that is broken, incomplete or contradicts itself.
+    /// A configuration that is invalid, incomplete or contradicts itself.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// A prompt whose tokens, grids, masks and lengths do not fit together.
+    /// A prompt with inconsistent tokens, grids, masks or lengths.
     #[error(transparent)]
     PositionIds(#[from] PositionIdsError),
 }

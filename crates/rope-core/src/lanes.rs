@@ -1,5 +1,5 @@
-//! The lane map: axis and frequency of each lane, compiled from an axis layout. It is all that
-//! kernels know of axes.
+//! The lane map: axis and frequency of each lane, compiled from an axis layout. Kernels know
+//! nothing else about axes.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,7 +15,8 @@ pub struct Lane {
     pub frequency: u32,
 }
 
-/// The position axis (T, H, W, ...) of each lane. Sections count pairs and sum to P.
+/// The position axis (T, H, W, ...) of each lane. Sections count pairs and sum to P, the number of
+/// pairs.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AxisLayout {
@@ -31,29 +32,29 @@ pub enum AxisLayout {
     /// while positions keep the order T, H, W (ERNIE-4.5-VL `[22, 22, 20]`).
     Ernie(Vec<usize>),
     /// Each axis is spread over the lanes as evenly as its section allows, never twice in a row
-    /// while another is left; of two axes that have used the same share, the lower one goes first;
-    /// of three axes, axis 0 also takes the last lane (openPangu's `mrope_interleaved`). Two or
-    /// three sections.
+    /// while another axis has lanes left. Of two axes that have used the same share, the lower one
+    /// goes first. Of three axes, axis 0 also takes the last lane (openPangu's
+    /// `mrope_interleaved`). Two or three sections.
     Balanced(Vec<usize>),
-    /// Contiguous, and the frequencies restart on each axis: lane i of a section with s lanes turns
-    /// at theta^(-i/s) (vision towers, Flux, Wan).
+    /// Contiguous, and the frequencies restart on each axis: lane i of a section with s lanes has
+    /// frequency theta^(-i/s) (vision towers, Flux, Wan).
     PerAxis(Vec<usize>),
     /// The axes alternate, the last one first, and the frequencies restart on each: lane j of n
-    /// axes belongs to axis n - 1 - j mod n and turns at theta^(-(j / n)/s), where s is the section
-    /// of that axis (Kimi's vision tower: W, H, W, H, ... of positions H, W).
+    /// axes belongs to axis n - 1 - j mod n and has frequency theta^(-(j / n)/s), where s is the
+    /// section of that axis (Kimi's vision tower: W, H, W, H, ... of positions H, W).
     PerAxisStriped(Vec<usize>),
     /// Sections, doubled, divide the R channels of (first members, second members), so the two
-    /// members of a pair may follow different axes: not a rotation then (HunyuanVL
+    /// members of a pair may follow different axes, and the map is then not a rotation (HunyuanVL
     /// `[16, 16, 16, 16]`).
     PerChannel(Vec<usize>),
-    /// The lanes as they are, one per pair, or one per channel: all first members of the pairs,
-    /// then all second ones (not a rotation then, unless they agree). A lane may take any
-    /// frequency, one that others take too (Pixtral, V-JEPA 2).
+    /// An explicit list of lanes: one per pair, or one per channel with all first members of the
+    /// pairs before all second ones (a rotation only if the two agree). Lanes may take any
+    /// frequency and may share one (Pixtral, V-JEPA 2).
     Lanes(Vec<Lane>),
 }
 
 impl AxisLayout {
-    /// The sections; none for [`AxisLayout::Single`] and [`AxisLayout::Lanes`].
+    /// The sections; empty for [`AxisLayout::Single`] and [`AxisLayout::Lanes`].
     pub fn sections(&self) -> &[usize] {
         match self {
             Self::Single | Self::Lanes(_) => &[],
@@ -94,7 +95,7 @@ impl AxisLayout {
 }
 
 /// The lanes of a rotation: one per pair, or two per pair (all first members, then all second
-/// members) where the members of a pair follow different axes.
+/// members) if the members of a pair follow different axes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LaneMap {
     lanes: Vec<Lane>,
@@ -103,7 +104,7 @@ pub struct LaneMap {
 }
 
 impl LaneMap {
-    /// `listed` is the number of frequencies where they are a list.
+    /// Compiles a layout; `listed` is the number of frequencies if they are a list.
     pub(crate) fn new(layout: &AxisLayout, pairs: usize, listed: Option<usize>) -> Result<Self> {
         let sections = layout.sections();
         check_sections(layout, sections, pairs)?;
@@ -185,8 +186,8 @@ impl LaneMap {
         Ok(map)
     }
 
-    /// Refuses sections of which the arrangement gives an axis more or fewer lanes. Hugging Face's
-    /// striping never reads `sections[0]`, so a wrong list goes unnoticed there.
+    /// Rejects sections that differ from the number of lanes that the arrangement gives an axis.
+    /// Hugging Face's striping never reads `sections[0]` and so does not detect a wrong list.
     fn check_realised(&self, layout: &AxisLayout, pairs: usize) -> Result<()> {
         let lanes_per_pair = self.lanes.len() / pairs;
         let order: &[usize] = if matches!(layout, AxisLayout::Ernie(_)) {
@@ -210,7 +211,7 @@ impl LaneMap {
         Ok(())
     }
 
-    /// All lanes: `pairs` of them, or twice as many when per channel.
+    /// All lanes: one per pair, or one per rotated channel.
     pub fn lanes(&self) -> &[Lane] {
         &self.lanes
     }
@@ -225,7 +226,7 @@ impl LaneMap {
         self.frequency_dims.iter().sum::<usize>() / 2
     }
 
-    /// The channel counts over which frequencies are spread, one per run of columns.
+    /// The numbers of channels over which frequencies are spread, one per run of columns.
     pub(crate) fn frequency_dims(&self) -> &[usize] {
         &self.frequency_dims
     }

@@ -21,7 +21,7 @@ pub enum Layout {
     Bnsd,
     /// `[seq, batch, heads, head_dim]`.
     Sbnd,
-    /// `[tokens, heads, head_dim]`, packed sequences, also called THD: a batch of one.
+    /// `[tokens, heads, head_dim]`, packed sequences as a batch of one, also called THD.
     Tnd,
 }
 
@@ -57,7 +57,7 @@ pub struct Strides {
 }
 
 impl HeadsLayout {
-    /// A contiguous tensor. For [`Layout::Tnd`] the tokens are `batch * seq`.
+    /// Describes a contiguous tensor. For [`Layout::Tnd`] the number of tokens is `batch * seq`.
     pub fn contiguous(
         layout: Layout,
         batch: usize,
@@ -65,7 +65,7 @@ impl HeadsLayout {
         heads: usize,
         head_dim: usize,
     ) -> Self {
-        // Sizes that overflow are of no buffer: their extent does not fit any.
+        // Sizes that overflow fit no buffer: their extent exceeds any.
         let token = heads.saturating_mul(head_dim);
         let sample = seq.saturating_mul(token);
         let (per_sample, per_token, per_head) = match layout {
@@ -87,12 +87,12 @@ impl HeadsLayout {
         }
     }
 
-    /// A tensor with given shape and strides (in elements), in `layout`'s order of dimensions:
-    /// three of each for [`Layout::Tnd`], else four.
+    /// Describes a tensor with the given shape and strides (in elements), in `layout`'s order of
+    /// dimensions: three for [`Layout::Tnd`], four otherwise.
     ///
     /// # Errors
     /// [`RopeError::LastStride`] if the channels of a head are not contiguous;
-    /// [`RopeError::ShapeMismatch`] if there are more or fewer dimensions than the layout has.
+    /// [`RopeError::ShapeMismatch`] if the number of dimensions is not the layout's.
     pub fn strided(layout: Layout, shape: &[usize], strides: &[usize]) -> Result<Self> {
         let rank = if layout == Layout::Tnd { 3 } else { 4 };
         for (right, size) in [("its shape", shape.len()), ("its strides", strides.len())] {
@@ -134,14 +134,14 @@ impl HeadsLayout {
         })
     }
 
-    /// Elements of the tensor; the largest `usize` if they are more.
+    /// Elements of the tensor, saturating at the largest `usize`.
     pub fn elems(&self) -> usize {
         let heads = self.tokens().saturating_mul(self.heads);
         heads.saturating_mul(self.head_dim)
     }
 
-    /// Tokens of all samples; the largest `usize` if they are more, as only a broadcast or an empty
-    /// tensor has.
+    /// Tokens of all samples, saturating at the largest `usize`, which only a broadcast or an empty
+    /// tensor reaches.
     #[inline]
     pub(crate) fn tokens(&self) -> usize {
         self.batch.saturating_mul(self.seq)
@@ -161,7 +161,7 @@ impl HeadsLayout {
         [self.batch, self.seq, self.heads, self.head_dim].contains(&0)
     }
 
-    /// Elements from the first one to the last one that the view reaches, both included.
+    /// Elements from the view's first to its last, both included.
     #[inline]
     pub fn extent(&self) -> u128 {
         if self.is_empty() {
@@ -190,17 +190,18 @@ impl HeadsLayout {
         Ok(())
     }
 
-    /// True if each index is known to name an element of its own, so that the view can be written.
+    /// True if different indices are known to name different elements, so that the view can be
+    /// written.
     ///
-    /// True for nested strides, each at least as long as what is inside it: every layout has them,
-    /// and every slice and permutation of one.
+    /// True for nested strides: each is at least the extent of the dimensions inside it, as in
+    /// every layout and every slice and permutation of one.
     #[inline]
     pub fn is_injective(&self) -> bool {
         if self.is_empty() {
             return true;
         }
         let [mut a, mut b, mut c] = self.dims();
-        // Sorted by stride, smallest first, by hand: every call passes here.
+        // Sorted by stride, smallest first, by hand: this is on the path of every call.
         if a.1 > b.1 {
             std::mem::swap(&mut a, &mut b);
         }
@@ -222,8 +223,8 @@ impl HeadsLayout {
         true
     }
 
-    /// Checks that two tensors, named for the message, have equal dimensions, the heads only if
-    /// `heads_too`.
+    /// Checks that two tensors have equal dimensions, including heads if `heads_too`. The names
+    /// appear in the message.
     ///
     /// # Errors
     /// [`RopeError::ShapeMismatch`].
@@ -263,7 +264,7 @@ impl HeadsLayout {
 /// A tensor to read.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadsRef<'a, E> {
-    /// The tensor's first element; all that the layout names are borrowed.
+    /// The tensor's first element; all elements that the layout names are borrowed.
     pub(crate) start: *const E,
     pub(crate) layout: HeadsLayout,
     borrowed: PhantomData<&'a [E]>,
@@ -275,7 +276,7 @@ unsafe impl<E: Sync> Send for HeadsRef<'_, E> {}
 unsafe impl<E: Sync> Sync for HeadsRef<'_, E> {}
 
 impl<'a, E> HeadsRef<'a, E> {
-    /// A view of `data`, whose first element is the tensor's first.
+    /// Creates a view of `data`, whose first element is the tensor's first.
     ///
     /// # Errors
     /// [`RopeError::BufferTooSmall`].
@@ -285,12 +286,12 @@ impl<'a, E> HeadsRef<'a, E> {
         Ok(unsafe { Self::from_raw(data.as_ptr(), layout) })
     }
 
-    /// A view of memory that something else owns, as another framework's tensor. Elements between
-    /// those of the view may be another tensor's, and written meanwhile.
+    /// Creates a view of memory with another owner, such as another framework's tensor. Elements
+    /// between those of the view may belong to another tensor and be written meanwhile.
     ///
     /// # Safety
-    /// `start` is aligned, and for 'a each element that the layout names from there is initialised,
-    /// readable and not written.
+    /// `start` is aligned. For 'a, each element that the layout names, counted from `start`, is
+    /// initialised, readable and not written.
     pub unsafe fn from_raw(start: *const E, layout: HeadsLayout) -> Self {
         Self {
             start,
@@ -300,10 +301,10 @@ impl<'a, E> HeadsRef<'a, E> {
     }
 }
 
-/// A tensor to write, each element of which is named by one index.
+/// A tensor to write. Each element is named by exactly one index.
 #[derive(Debug)]
 pub struct HeadsMut<'a, E> {
-    /// The tensor's first element; all that the layout names are borrowed.
+    /// The tensor's first element; all elements that the layout names are borrowed.
     pub(crate) start: *mut E,
     pub(crate) layout: HeadsLayout,
     borrowed: PhantomData<&'a mut [E]>,
@@ -315,7 +316,7 @@ unsafe impl<E: Send> Send for HeadsMut<'_, E> {}
 unsafe impl<E: Sync> Sync for HeadsMut<'_, E> {}
 
 impl<'a, E> HeadsMut<'a, E> {
-    /// A view of `data`, whose first element is the tensor's first.
+    /// Creates a view of `data`, whose first element is the tensor's first.
     ///
     /// # Errors
     /// [`RopeError::BufferTooSmall`]; [`RopeError::Overlap`] if two indices name one element, as in
@@ -326,15 +327,16 @@ impl<'a, E> HeadsMut<'a, E> {
         unsafe { Self::from_raw(data.as_mut_ptr(), layout) }
     }
 
-    /// A view of memory that something else owns, as another framework's tensor. Elements between
-    /// those of the view may be another tensor's: of q and k in one packed buffer, each is a view.
+    /// Creates a view of memory with another owner, such as another framework's tensor. Elements
+    /// between those of the view may belong to another tensor: q and k in one packed buffer have a
+    /// view each.
     ///
     /// # Errors
     /// [`RopeError::Overlap`] as [`new`](Self::new).
     ///
     /// # Safety
-    /// `start` is aligned, and for 'a each element that the layout names from there is initialised,
-    /// writable, and neither read nor written but through this view.
+    /// `start` is aligned. For 'a, each element that the layout names, counted from `start`, is
+    /// initialised, writable, and read and written only through this view.
     pub unsafe fn from_raw(start: *mut E, layout: HeadsLayout) -> Result<Self> {
         if !layout.is_injective() {
             return Err(RopeError::Overlap { what: "the tensor" });

@@ -1,6 +1,6 @@
 //! Limits on the sizes in specifications.
 
-/// The widest head that the kernels index.
+/// The largest number of channels per head that the kernels support.
 pub const MAX_HEAD_DIM: usize = 1 << 16;
-/// The most position axes that a lane map carries.
+/// The largest number of position axes of a lane map.
 pub const MAX_AXES: usize = 4;

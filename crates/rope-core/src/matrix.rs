@@ -24,7 +24,7 @@ impl SignedPermutation {
         self.signs[channel] = sign;
     }
 
-    /// The channel that each channel of the result comes from, counted within the rotated part.
+    /// The source channel of each channel of the result, counted within the rotated part.
     pub fn sources(&self) -> &[u32] {
         &self.sources
     }
@@ -34,14 +34,15 @@ impl SignedPermutation {
         &self.signs
     }
 
-    /// True if nothing moves and no sign changes.
+    /// True if no channel moves and no sign changes.
     pub fn is_identity(&self) -> bool {
         let kept = self.sources.iter().zip(0..).all(|(from, to)| *from == to);
         kept && self.signs.iter().all(|sign| *sign == 1)
     }
 
-    /// M, `[dim, dim]` row by row, of entries -1, 0 and 1: row `k` has what channel `k` of x adds
-    /// to each channel of the result. Its transpose is its inverse.
+    /// Computes M, `[dim, dim]` row by row, with entries -1, 0 and 1. Row `k` holds the
+    /// contribution of channel `k` of x to each channel of the result. Its transpose is its
+    /// inverse.
     pub fn matrix(&self) -> Vec<i8> {
         let dim = self.sources.len();
         let mut matrix = vec![0; dim * dim];
@@ -52,16 +53,15 @@ impl SignedPermutation {
     }
 }
 
-/// The rotation of one head as products with constant matrices and rows of cos and sin of full
-/// width:
+/// The rotation of one head as products with constant matrices and full-width rows of cos and sin:
 ///
 /// y = (x @ P)∘cos + (x @ R)∘sin over the rotated channels, ∘ elementwise
 ///
-/// P is the identity, except where the members of a pair change their channels (interleave-half).
-/// The adjoint is dx = (dy∘cos) @ P^T + (dy∘sin) @ R^T. A product with R^T only moves channels, so
-/// it is kept in the first form, with the matrices transposed and the row of sines moved like dy:
-/// dy itself goes into the product, without a rounding of dy∘sin before it, and one kernel serves
-/// both directions.
+/// P is the identity, except if pairs move to other channels (interleave-half). The adjoint is dx =
+/// (dy∘cos) @ P^T + (dy∘sin) @ R^T. A product with R^T only moves channels, so the adjoint keeps
+/// the first form, with the matrices transposed and the row of sines permuted like dy. dy then
+/// enters the product directly, without a rounding of dy∘sin before it, and one kernel serves both
+/// directions.
 ///
 /// # Source
 /// y = x*cos + (x @ R)*sin: rope_matrix of gitcode.com/cann/ops-transformer (experimental), forward
@@ -75,7 +75,7 @@ pub struct MatrixForm {
 }
 
 impl MatrixForm {
-    /// The matrices of a geometry in one direction.
+    /// Computes the matrices of a geometry in one direction.
     pub fn new(geometry: Geometry, direction: Direction) -> Self {
         let dim = geometry.rotary_dim();
         let mut form = Self {
@@ -130,7 +130,7 @@ impl MatrixForm {
     }
 }
 
-/// The channels that a pair is read from and written to. Not the oracle's: it has its own.
+/// The channels that a pair is read from and written to. The oracle has a separate function.
 fn members(pairing: Pairing, dim: usize, pair: usize) -> ([usize; 2], [usize; 2]) {
     let halves = [pair, pair + dim / 2];
     let neighbours = [2 * pair, 2 * pair + 1];

@@ -2,29 +2,30 @@
 
 use std::ops::Range;
 
-/// When and how far to split. The threads are those of the rayon pool that the caller runs in.
+/// The conditions for splitting work and the number of tasks. The threads are those of the caller's
+/// rayon pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parallelism {
     min_bytes_per_task: usize,
     max_tasks: usize,
 }
 
-/// Size of a task that is worth taking over for a thread that has finished early.
+/// Size of a task that an idle thread may usefully take over.
 #[cfg(feature = "rayon")]
 const BALANCED_BYTES: usize = 2 << 20;
-/// Tasks of that size per thread, so that a thread that is slowed down delays the others by little.
+/// Tasks of that size per thread, so that a slow thread delays the others only a little.
 #[cfg(feature = "rayon")]
 const TASKS_PER_THREAD: usize = 4;
 
 impl Parallelism {
-    /// One task on the calling thread: no hand-off.
+    /// One task, on the calling thread.
     pub const SERIAL: Self = Self {
         min_bytes_per_task: usize::MAX,
         max_tasks: 1,
     };
 
-    /// Splits into at most `max_tasks` tasks (0 and 1 mean one) of at least `min_bytes_per_task` of
-    /// q and k.
+    /// Splits into at most `max_tasks` tasks (0 and 1 mean one) of at least `min_bytes_per_task`
+    /// bytes of q and k.
     pub const fn new(min_bytes_per_task: usize, max_tasks: usize) -> Self {
         Self {
             min_bytes_per_task,
@@ -53,10 +54,10 @@ impl Parallelism {
         }
     }
 
-    /// The number of tasks that `items`, which are `bytes` of q and k, are split into.
+    /// The number of tasks for `items`, which are `bytes` of q and k.
     pub(crate) fn tasks_for(self, items: usize, bytes: usize) -> usize {
         let most = items.min(bytes / self.min_bytes_per_task.max(1));
-        // Small work does not touch the pool: asking for its size would start its threads.
+        // Small work does not touch the pool: querying its size would start its threads.
         if most <= 1 {
             1
         } else {
@@ -91,8 +92,8 @@ pub(crate) fn for_each_block<T: Send>(blocks: Vec<T>, work: impl Fn(T) + Sync + 
 }
 
 impl Default for Parallelism {
-    /// Tasks of 256 KiB or more, below which a hand-off costs more than it saves; one for each
-    /// thread of the pool, up to four where they are large.
+    /// Tasks of at least 256 KiB, since handing over smaller ones costs more than it saves. One
+    /// task per thread of the pool, up to four if they are large.
     fn default() -> Self {
         Self::new(256 << 10, usize::MAX)
     }

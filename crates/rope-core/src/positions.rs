@@ -11,7 +11,7 @@ pub(crate) const MAX_POSITION: u32 = 1 << 31;
 /// The positions of tokens, `[axes, tokens]` row by row: ids, or real numbers. Cloning is cheap.
 ///
 /// Tokens are counted over the batch: token = sample * seq + index, whatever the layout of q and k.
-/// Positions for one sequence serve every sample of a batch. A token at position 0 on every axis
+/// Positions for one sequence apply to every sample of a batch. A token at position 0 on every axis
 /// does not rotate (class and register tokens of a vision tower).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Positions {
@@ -24,16 +24,16 @@ pub struct Positions {
 enum Values {
     /// Rows of a table.
     Ids(Arc<[u32]>),
-    /// At least one of them is no id.
+    /// Positions of which at least one is not an id.
     Real(Arc<[f64]>),
 }
 
 impl Positions {
-    /// Checks and keeps ids laid out as `[axes, tokens]`.
+    /// Creates positions from ids in the order `[axes, tokens]`.
     ///
     /// # Errors
     /// [`RopeError::PositionShape`] if the ids do not divide into axes;
-    /// [`RopeError::PositionOutOfRange`] if one is negative or above 2^31.
+    /// [`RopeError::PositionOutOfRange`] if an id is negative or above 2^31.
     pub fn new(axes: usize, ids: &[i64]) -> Result<Self> {
         let tokens = tokens(axes, ids.len())?.max(1);
         let mut highest = 0;
@@ -59,16 +59,16 @@ impl Positions {
         })
     }
 
-    /// Checks and keeps real positions laid out as `[axes, tokens]`: negative (centred images),
-    /// fractional (seconds of a video) or both.
+    /// Creates real positions in the order `[axes, tokens]`: negative (centred images), fractional
+    /// (seconds of a video) or both.
     ///
-    /// Angles are position * inv_freq in f64. Where all are ids, this is [`Positions::new`].
+    /// Angles are position * inv_freq in f64. If all positions are ids, this is [`Positions::new`].
     ///
     /// # Units
-    /// those that the frequencies are per: tokens, or seconds, or halves of an image
+    /// the units of the frequencies' denominators: tokens, seconds, or halves of an image
     /// # Errors
     /// [`RopeError::PositionShape`] if the values do not divide into axes;
-    /// [`RopeError::RealPositionOutOfRange`] if one is NaN, or beyond 2^31 either way.
+    /// [`RopeError::RealPositionOutOfRange`] if a position is NaN or its magnitude exceeds 2^31.
     pub fn real(axes: usize, values: &[f64]) -> Result<Self> {
         let tokens = tokens(axes, values.len())?.max(1);
         let limit = f64::from(MAX_POSITION);
@@ -92,11 +92,11 @@ impl Positions {
         })
     }
 
-    /// The ids of text: `start..start + tokens`, the same on each of `axes` axes.
+    /// Creates the ids of text: `start..start + tokens`, equal on each of `axes` axes.
     ///
     /// # Errors
-    /// [`RopeError::PositionShape`] without an axis; [`RopeError::PositionOutOfRange`] if the last
-    /// id is above 2^31; [`RopeError::PositionIds`] if memory does not hold the ids.
+    /// [`RopeError::PositionShape`] if `axes` is 0; [`RopeError::PositionOutOfRange`] if the last
+    /// id is above 2^31; [`RopeError::PositionIds`] if the ids do not fit into memory.
     pub fn text(axes: usize, start: u32, tokens: usize) -> Result<Self> {
         let last_token = tokens.saturating_sub(1);
         let last = u64::from(start).saturating_add(last_token as u64);
@@ -131,7 +131,7 @@ impl Positions {
         };
         values / self.axes
     }
-    /// True if all positions are ids, which tables hold rows for.
+    /// True if all positions are ids, as tables require.
     pub fn are_ids(&self) -> bool {
         matches!(self.values, Values::Ids(_))
     }
@@ -156,17 +156,17 @@ impl Positions {
             }
         }
     }
-    /// One position, an id or not.
+    /// The position of a token on an axis, id or real.
     ///
     /// # Panics
-    /// If there is no such axis or token.
+    /// If the axis or the token does not exist.
     pub fn value(&self, axis: usize, token: usize) -> f64 {
         match &self.values {
             Values::Ids(ids) => f64::from(self.row(ids, axis)[token]),
             Values::Real(values) => self.row(values, axis)[token],
         }
     }
-    /// The highest position on any axis, rounded up; 0 if none is above.
+    /// The highest position on any axis, rounded up, and at least 0.
     pub fn highest(&self) -> u32 {
         self.highest
     }

@@ -14,13 +14,15 @@ pub struct HeadMatrix {
 }
 
 impl HeadMatrix {
-    /// The matrix M with y = M x for one token: the identity outside the rotated channels.
+    /// Computes the matrix M with y = M x for one token. It is the identity outside the rotated
+    /// channels.
     ///
     /// # Errors
-    /// Those of [`RotarySpec::inv_freq`], and of positions for other axes.
+    /// Those of [`RotarySpec::inv_freq`]; [`RopeError::PositionAxes`] if the positions have a
+    /// different number of axes.
     ///
     /// # Panics
-    /// If `token` is not one of the positions'.
+    /// If `token` is beyond the tokens of the positions.
     pub fn new(
         spec: &RotarySpec,
         positions: &Positions,
@@ -34,14 +36,14 @@ impl HeadMatrix {
         })
     }
 
-    /// The matrix for one head of one token by frequencies of its own, as
+    /// Computes the matrix for one head of one token with frequencies per head, as
     /// [`TokenAngles::per_head`](crate::TokenAngles::per_head) takes them.
     ///
     /// # Errors
     /// None.
     ///
     /// # Panics
-    /// If there is no such token or head, or there are other frequencies.
+    /// If the token or head does not exist, or the number of frequencies is wrong.
     pub fn per_head(
         spec: &RotarySpec,
         positions: &Positions,
@@ -65,7 +67,8 @@ impl HeadMatrix {
         })
     }
 
-    /// The matrix whose pair `j` rotates its members (0 and 1) by the given angles, in radians.
+    /// Computes the matrix that rotates the members (0 and 1) of pair `j` by the given angles, in
+    /// radians.
     fn with_angles(spec: &RotarySpec, angle: impl Fn(usize, usize) -> Result<f64>) -> Result<Self> {
         let (head_dim, rotary_dim) = (spec.head_dim(), spec.rotary_dim());
         let pairs = rotary_dim / 2;
@@ -96,19 +99,19 @@ impl HeadMatrix {
         self.values[row * self.head_dim + column] = value;
     }
 
-    /// The entry of a row and a column.
+    /// The entry at a row and a column.
     pub fn get(&self, row: usize, column: usize) -> f64 {
         self.values[row * self.head_dim + column]
     }
 
-    /// M x.
+    /// Computes M x.
     pub fn apply(&self, x: &[f64]) -> Vec<f64> {
         (0..self.head_dim)
             .map(|row| (0..self.head_dim).map(|c| self.get(row, c) * x[c]).sum())
             .collect()
     }
 
-    /// The transpose of M times g: the gradient of x from that of y.
+    /// Computes the transpose of M times g: the gradient of x, given that of y.
     pub fn apply_adjoint(&self, g: &[f64]) -> Vec<f64> {
         let column = |c| (0..self.head_dim).map(move |row| self.get(row, c) * g[row]);
         (0..self.head_dim).map(|c| column(c).sum()).collect()
@@ -130,7 +133,7 @@ impl HeadRmsNorm<'_> {
         1.0 / (squares / x.len() as f64 + self.eps).sqrt()
     }
 
-    /// The normalised head.
+    /// Normalises one head.
     pub fn apply(&self, x: &[f64]) -> Vec<f64> {
         let rstd = self.rstd(x);
         x.iter()
@@ -139,8 +142,8 @@ impl HeadRmsNorm<'_> {
             .collect()
     }
 
-    /// The gradients of x and of the weight, from that of the result: by the matrix of all
-    /// derivatives of y_i by x_j, weight_i * (rstd * \[i = j\] - x_i * x_j * rstd^3 / head_dim).
+    /// Computes the gradients of x and of the weight from the gradient of the result, with the full
+    /// Jacobian dy_i/dx_j = weight_i * (rstd * \[i = j\] - x_i * x_j * rstd^3 / head_dim).
     pub fn apply_adjoint(&self, x: &[f64], g: &[f64]) -> (Vec<f64>, Vec<f64>) {
         let rstd = self.rstd(x);
         let derivative = |i: usize, j: usize| {

@@ -23,31 +23,32 @@ use crate::spec::{Geometry, Pairing};
 
 pub use norm::{HeadNorm, NormGradient, NormInput, NormOrder};
 
-/// Bytes of a task's row of x that live on its stack, enough for 512 channels of f64; more comes
-/// from the heap. A page at most: a larger frame is probed page by page, which would slow down a
+/// Bytes of a row of x on a task's stack, enough for 512 channels of f64. Longer rows come from the
+/// heap. At most a page, since a larger frame is probed page by page, which would slow down a
 /// single token.
 const STACK_BYTES: usize = 4 << 10;
 /// Bytes of a tile's coefficients: a third of a small first-level cache, which also holds the rows.
 const TILE_BYTES: usize = 12 << 10;
 /// Bytes of a tile's coefficients where tokens are the inner dimension: half a second-level cache.
-/// A tile is then one stretch of memory for each head, and prefetching works on long stretches.
+/// A tile is then one contiguous stretch of memory per head, and prefetching needs long stretches.
 const HEADS_OUTSIDE_TILE_BYTES: usize = 512 << 10;
 
-/// Results of this size and more bypass the caches: they would not fit anyway.
+/// Results of at least this size bypass the caches, which would not hold them anyway.
 const STREAM_BYTES: usize = 32 << 20;
 
-/// Direction of a rotation: of q and k, or back for their gradients.
+/// Direction of a rotation: forward for q and k, adjoint for their gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Direction {
     /// The rotation.
     Forward,
-    /// Its transpose, which takes the gradients of the rotated q and k to those of q and k.
+    /// The transpose of the rotation. It maps the gradients of the rotated q and k to those of q
+    /// and k.
     Adjoint,
 }
 
 impl Direction {
-    /// The other one: what the backward of an operation in this direction does.
+    /// The other direction, used by the backward of an operation in this direction.
     pub fn transposed(self) -> Self {
         match self {
             Self::Forward => Self::Adjoint,
@@ -61,7 +62,8 @@ impl Direction {
 pub enum Operand<'a, E> {
     /// Overwrites the tensor.
     InPlace(HeadsMut<'a, E>),
-    /// Reads the first and writes the second, which has the same shape and may have other strides.
+    /// Reads the first and writes the second, which has the same shape and may have different
+    /// strides.
     Into(HeadsRef<'a, E>, HeadsMut<'a, E>),
 }
 
@@ -80,18 +82,18 @@ impl<'a, E> From<(HeadsRef<'a, E>, HeadsMut<'a, E>)> for Operand<'a, E> {
 /// Rotates q and k, forward and backward, by given angles.
 ///
 /// For each pair (x1, x2) with the angles' (c1, s1) and (c2, s2), which are equal unless each
-/// channel has an angle of its own: y1 = c1 x1 - s1 x2, y2 = s2 x1 + c2 x2. The adjoint is that map's
-/// transpose: dx1 = c1 g1 + s2 g2, dx2 = c2 g2 - s1 g1; it needs no x.
+/// channel has a separate angle: y1 = c1 x1 - s1 x2, y2 = s2 x1 + c2 x2. The adjoint is the
+/// transpose of that map: dx1 = c1 g1 + s2 g2, dx2 = c2 g2 - s1 g1; it needs no x.
 ///
 /// # Shapes
-/// q and k may differ in heads, unless each head has its own angles. Angles serve `batch * seq`
-/// tokens, or `seq` tokens shared by the batch. A k of other tokens than q's, as in cross-attention
-/// or in decoding with a cache of keys, is rotated by a rotator of its own.
+/// q and k may differ in heads, unless angles are per head. Angles are for `batch * seq` tokens, or
+/// for `seq` tokens shared by the batch. If k has different tokens than q, as in cross-attention or
+/// in decoding with a key cache, rotate it with a separate rotator.
 ///
 /// # Numerics
-/// f16 and bf16 are widened to f32, f32 and f64 kept. Two products and a sum, each rounded once,
-/// then one rounding on store: no contraction, so every instruction set, thread count and layout
-/// gives the same bits.
+/// f16 and bf16 are widened to f32; f32 and f64 are used as they are. Two products and a sum are
+/// each rounded once, then there is one rounding on store. Without contraction, every instruction
+/// set, thread count and layout gives the same bits.
 ///
 /// # Examples
 /// ```
@@ -156,11 +158,11 @@ impl<E: Element> Stream<E> {
 }
 
 impl<'a, A: Real> Rotator<'a, A> {
-    /// Rotation with `geometry` by `angles`, split over threads, with the processor's widest
-    /// instructions.
+    /// Creates a rotation with `geometry` by `angles`, split over threads, with the processor's
+    /// widest instruction set.
     ///
     /// # Errors
-    /// None: whether the angles fit is known when there are tensors.
+    /// None. Angles are checked against the tensors when these are rotated.
     pub fn new(geometry: Geometry, angles: Angles<'a, A>) -> Result<Self> {
         let (parallelism, instructions) = (Parallelism::default(), InstructionSet::best());
         Ok(Self {
@@ -172,33 +174,33 @@ impl<'a, A: Real> Rotator<'a, A> {
         })
     }
 
-    /// Chooses when and how far to split over threads.
+    /// Sets the split over threads.
     pub fn with_parallelism(mut self, parallelism: Parallelism) -> Self {
         self.parallelism = parallelism;
         self
     }
 
-    /// Chooses the instruction set; f64 has one kernel for all.
+    /// Sets the instruction set; f64 has one kernel for all sets.
     pub fn with_instructions(mut self, instructions: InstructionSet) -> Self {
         self.instructions = instructions;
         self
     }
 
-    /// Chooses how large q and k together must be for results in other buffers to bypass the caches
-    /// (non-temporal stores); 32 MiB by default. A third less memory is moved, and the next reader
-    /// finds the results in memory only. Only on x86-64, for Half, Adjacent and Quarter with one
-    /// angle per pair, where rows start and fill cache lines of 64 bytes; with the norm, only heads
-    /// of 128 rotated channels whose number is a multiple of four.
+    /// Sets the size of q and k together from which results in other buffers bypass the caches
+    /// (non-temporal stores); 32 MiB by default. This moves a third fewer bytes, but the next
+    /// reader must fetch the results from memory. It applies only on x86-64, for Half, Adjacent and
+    /// Quarter with one angle per pair, if rows start and fill cache lines of 64 bytes; with the
+    /// norm, only to heads of 128 rotated channels whose number is a multiple of four.
     pub fn with_streaming(mut self, min_bytes: usize) -> Self {
         self.stream_bytes = min_bytes;
         self
     }
 
-    /// Rotates q, and k with it.
+    /// Rotates q, and k if given.
     ///
     /// # Errors
     /// [`RopeError::ShapeMismatch`] if q, k, their destinations and the geometry disagree;
-    /// [`RopeError::AngleShape`] if the angles are for other tokens or heads.
+    /// [`RopeError::AngleShape`] if the angles are for different tokens or heads.
     pub fn rotate<'x, E: Element<Acc = A>>(
         &self,
         q: impl Into<Operand<'x, E>>,
@@ -207,7 +209,7 @@ impl<'a, A: Real> Rotator<'a, A> {
         self.apply(Direction::Forward, q, k)
     }
 
-    /// Takes the gradients of the rotated q and k to those of q and k.
+    /// Maps the gradients of the rotated q and k to those of q and k.
     ///
     /// # Errors
     /// As [`rotate`](Self::rotate).
@@ -219,7 +221,7 @@ impl<'a, A: Real> Rotator<'a, A> {
         self.apply(Direction::Adjoint, dq, dk)
     }
 
-    /// [`rotate`](Self::rotate) or [`rotate_adjoint`](Self::rotate_adjoint), by `direction`.
+    /// Calls [`rotate`](Self::rotate) or [`rotate_adjoint`](Self::rotate_adjoint), by `direction`.
     ///
     /// # Errors
     /// As [`rotate`](Self::rotate).
@@ -237,15 +239,15 @@ impl<'a, A: Real> Rotator<'a, A> {
     }
 
     /// Writes the gradients of cos and sin, `[tokens, 2 * lanes]` as in [`Angles::Tokens`], summed
-    /// over heads, over q and k, and over the batch where it shares its angles. For
+    /// over heads, over q and k, and over the batch if its samples share angles. For
     /// [`Angles::Heads`] they are `[tokens, heads, 2 * lanes]` and not summed over heads. Only
-    /// learned angles need them, and only they need x in the backward. The rotator's own rows are
-    /// not read and may be empty.
+    /// learned angles need these gradients, and only these gradients need x in the backward. The
+    /// rotator's own rows are not read and may be empty.
     ///
     /// `q` and `k` are `(x, gradient of the rotated x)`. `gradients` is overwritten.
     ///
     /// # Numerics
-    /// summed in f64, sample by sample and head by head: the same bits with any number of threads
+    /// summed in f64, sample by sample and head by head: bit-identical with any number of threads
     ///
     /// # Errors
     /// As [`rotate`](Self::rotate), with the tokens taken from `gradients`.
@@ -275,7 +277,7 @@ impl<'a, A: Real> Rotator<'a, A> {
             seq,
         )?;
         let rows = tokens * rows_per_token;
-        // Without heads, samples may be more than can be counted through.
+        // Without heads, the number of samples may be too large to iterate over.
         let heads = q.0.layout.heads.max(k.map_or(0, |(k, _)| k.layout.heads));
         let (samples_per_row, pairs) = (
             if tokens == q.0.layout.tokens() {
@@ -316,7 +318,7 @@ impl<'a, A: Real> Rotator<'a, A> {
                 }
             }
         };
-        // Each task's rows, or all of them where the rotation itself would stay on this thread.
+        // Each task's rows, or all rows if the rotation itself would stay on this thread.
         let x_bytes = q.0.layout.elems().saturating_mul(size_of::<E>());
         let block = (rows / self.parallelism.tasks_for(rows, x_bytes)).max(1);
         let blocks = gradients.chunks_mut(block * 2 * lanes);
@@ -364,7 +366,7 @@ impl<'a, A: Real> Rotator<'a, A> {
         })
     }
 
-    /// Angles per head are for tensors with as many heads.
+    /// Checks that angles per head match the number of heads of the tensors.
     fn check_heads(&self, q: &HeadsLayout, k: Option<&HeadsLayout>) -> Result<()> {
         let Some(heads) = self.angles.own_heads() else {
             return Ok(());
@@ -401,7 +403,7 @@ impl<'a, A: Real> Rotator<'a, A> {
         let angle_tokens = self.check_angles(batch, seq)?;
         let elems = q.src_layout.elems() + k.as_ref().map_or(0, |k| k.src_layout.elems());
         if elems == 0 {
-            // Its tokens may be beyond counting.
+            // The number of tokens may be too large to count.
             return Ok(());
         }
         let bytes = elems * size_of::<E>();
@@ -418,7 +420,7 @@ impl<'a, A: Real> Rotator<'a, A> {
         Ok(())
     }
 
-    /// Checks the number of tokens that there are angles for, all or one sample's, and returns it.
+    /// Checks the number of tokens with angles, of the batch or of one sample, and returns it.
     fn check_angles(&self, batch: usize, seq: usize) -> Result<usize> {
         let lanes = self.angles.own_heads().unwrap_or(1);
         let lanes = lanes.saturating_mul(self.geometry.lane_count());
@@ -426,7 +428,7 @@ impl<'a, A: Real> Rotator<'a, A> {
     }
 }
 
-/// Checks the number of rows of angles, one per token of the batch or of a sample, and returns it.
+/// Checks and returns the number of rows of angles: one per token of the batch or of a sample.
 fn angle_rows<A>(
     what: &'static str,
     values: &[A],
@@ -475,7 +477,7 @@ impl<E: Element> Task<'_, '_, E> {
     fn rotate(&self, tokens: Range<usize>) {
         let geometry = self.rotator.geometry;
         let own_heads = self.rotator.angles.own_heads();
-        // The values of a token: of all its heads, if these have angles of their own.
+        // The values of a token: of all its heads, if these have separate angles.
         let row = 2 * geometry.lane_count() * own_heads.unwrap_or(1);
         let row_bytes = row * size_of::<E::Acc>();
         let strides = self.q.src_layout.strides;
@@ -504,7 +506,7 @@ impl<E: Element> Task<'_, '_, E> {
             let angles = &self.rotator.angles.rows()[first * row..][..count * row];
             let kernel = E::kernel(self.rotator.instructions.for_values::<E>(angles));
             let coefficients = self.arrange(angles.as_ptr());
-            // A tensor without heads has no elements that a token's address could be in.
+            // A tensor without heads has no elements, so its tokens have no addresses.
             let operands = std::iter::once(&self.q).chain(&self.k);
             for operand in operands.filter(|operand| operand.src_layout.heads > 0) {
                 let tile = self.tile(operand, b, s, count, coefficients, scratch);
@@ -594,8 +596,8 @@ impl<E: Element> Task<'_, '_, E> {
     }
 }
 
-/// Rotates a tile whose heads have coefficients of their own. Out of line: every call of a single
-/// token passes the branch to it.
+/// Rotates a tile with separate coefficients per head. Out of line, since the branch to it is on
+/// the path of every single-token call.
 ///
 /// # Safety
 /// As the kernel demands, with coefficients for each head of each token.

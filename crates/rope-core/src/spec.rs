@@ -12,8 +12,8 @@ use crate::limits::MAX_HEAD_DIM;
 
 /// The channels of the rotated part that pair; R is `rotary_dim`, P = R/2 the number of pairs.
 ///
-/// Pairing says nothing about which axis drives which pair: see [`AxisLayout`]. Both are called
-/// "interleaved" in the wild.
+/// The pairing is independent of the axis that drives each pair ([`AxisLayout`]). Both are called
+/// "interleaved" in other code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pairing {
@@ -39,7 +39,7 @@ impl Pairing {
     ];
 }
 
-/// The channels of a head that are rotated and how they pair: all that a kernel knows of a model.
+/// The rotated channels of a head and their pairing. Kernels know nothing else about a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "RawGeometry", into = "RawGeometry")]
 pub struct Geometry {
@@ -75,9 +75,9 @@ impl From<Geometry> for RawGeometry {
 }
 
 impl Geometry {
-    /// Checks and keeps the geometry of a rotation.
+    /// Creates and validates the geometry of a rotation.
     ///
-    /// `per_channel` says that the two members of a pair have angles of their own.
+    /// With `per_channel`, the two members of a pair have separate angles.
     ///
     /// # Errors
     /// [`RopeError::HeadDim`], [`RopeError::OddRotaryDim`], [`RopeError::RotaryOutsideHead`],
@@ -142,7 +142,7 @@ impl Geometry {
     pub fn pairing(&self) -> Pairing {
         self.raw.pairing
     }
-    /// True if the members of a pair have angles of their own.
+    /// True if the members of a pair have separate angles.
     pub fn per_channel(&self) -> bool {
         self.raw.per_channel
     }
@@ -151,7 +151,7 @@ impl Geometry {
         self.raw.rotary_dim / 2
     }
     /// The number of lanes of a token: `pairs`, or `rotary_dim` (first members, then second ones)
-    /// when per channel.
+    /// with angles per channel.
     pub fn lane_count(&self) -> usize {
         if self.raw.per_channel {
             self.raw.rotary_dim
@@ -161,7 +161,7 @@ impl Geometry {
     }
 }
 
-/// Everything a configuration says about rotation.
+/// The complete rotation of a model's configuration.
 ///
 /// Built by [`RotarySpec::builder`] or read from a Hugging Face configuration; validated once.
 ///
@@ -187,7 +187,7 @@ pub struct RotarySpec {
     lane_map: Arc<LaneMap>,
 }
 
-/// The rotation in a line, without its lanes, which `Debug` lists.
+/// Prints the rotation on one line, without its lanes, which `Debug` lists.
 impl fmt::Display for RotarySpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
@@ -203,8 +203,8 @@ impl fmt::Display for RotarySpec {
 }
 
 impl RotarySpec {
-    /// Starts a specification for heads of `head_dim` channels: all of them rotated, paired by
-    /// halves, on one axis, theta 10,000.
+    /// Starts a specification for heads of `head_dim` channels. By default, all channels rotate,
+    /// paired by halves, on one axis, with theta 10,000.
     pub fn builder(head_dim: usize) -> RotarySpecBuilder {
         RotarySpecBuilder {
             head_dim,
@@ -218,7 +218,7 @@ impl RotarySpec {
         }
     }
 
-    /// The part that a kernel needs.
+    /// The geometry, the part of the specification that kernels need.
     pub fn geometry(&self) -> Geometry {
         self.geometry
     }
@@ -250,7 +250,7 @@ impl RotarySpec {
     pub fn frequencies(&self) -> &Frequencies {
         &self.frequencies
     }
-    /// The factor on cos and sin, and so on the gradient.
+    /// The factor on cos and sin, and thus on the gradients of q and k.
     pub fn attention_scaling(&self) -> f64 {
         self.attention_scaling
     }
@@ -262,8 +262,8 @@ impl RotarySpec {
     /// The distinct inverse frequencies in radians per token, indexed by
     /// [`Lane::frequency`](crate::Lane).
     ///
-    /// `seq_len` matters to scalings that depend on the length (dynamic, longrope); `None` means
-    /// the length that the model was trained for.
+    /// `seq_len` affects scalings that depend on the length (dynamic, longrope). `None` means a
+    /// length within the original context.
     ///
     /// # Errors
     /// Those of [`Frequencies::inv_freq`].
@@ -276,7 +276,7 @@ impl RotarySpec {
     }
 }
 
-/// Collects a [`RotarySpec`]; nothing is checked before [`build`](Self::build).
+/// Builder of a [`RotarySpec`]; [`build`](Self::build) validates it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RotarySpecBuilder {
     head_dim: usize,
@@ -305,23 +305,23 @@ impl RotarySpecBuilder {
         self.rotary_offset = rotary_offset;
         self
     }
-    /// The channels that pair.
+    /// Sets the pairing of channels.
     pub fn pairing(mut self, pairing: Pairing) -> Self {
         self.pairing = pairing;
         self
     }
-    /// The axis of each lane.
+    /// Sets the axis of each lane.
     pub fn axis_layout(mut self, axis_layout: AxisLayout) -> Self {
         self.axis_layout = axis_layout;
         self
     }
-    /// Unscaled frequencies with this base.
+    /// Sets unscaled frequencies with this base.
     pub fn theta(mut self, theta: f64) -> Self {
         self.theta = Some(theta);
         self.frequencies = None;
         self
     }
-    /// Scaled frequencies, or a list of them.
+    /// Sets the frequencies, with a scaling or from a list.
     pub fn frequencies(mut self, frequencies: Frequencies) -> Self {
         self.frequencies = Some(frequencies);
         self.theta = None;
@@ -377,7 +377,8 @@ impl RotarySpecBuilder {
             attention_scaling,
             lane_map: Arc::new(lane_map),
         };
-        // Refuses a scaling whose factor lists do not fit the lanes here, not at the first step.
+        // Rejects a scaling with factor lists that do not fit the lanes here rather than at the
+        // first step.
         spec.inv_freq(None)?;
         Ok(spec)
     }

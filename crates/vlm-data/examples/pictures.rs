@@ -1,8 +1,8 @@
-//! Measures pictures a second: `speed FAMILY SECONDS FILE...`, a line of JSON for each file.
+//! Measures pictures per second: `speed FAMILY SECONDS FILE...`, with a line of JSON per file.
 //!
-//! `kept` is the time from pixels to patches in a buffer that is used again, `patches` that to a
-//! new one, and `file` that from the file; all in seconds, medians. benches/pictures.py compares
-//! them with transformers.
+//! Medians in seconds: `kept` is the time from pixels to patches in a reused buffer, `patches` in a
+//! new buffer, and `file` the time from the file. benches/pictures.py compares them with
+//! transformers.
 
 use std::error::Error;
 use std::time::{Duration, Instant};
@@ -36,7 +36,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The median time of calls for a while, after one that is not counted.
+/// The median time of repeated calls within a budget, after one uncounted call.
 fn median<E>(budget: Duration, mut call: impl FnMut() -> Result<(), E>) -> Result<f64, E> {
     call()?;
     let (start, mut times) = (Instant::now(), Vec::new());

@@ -5,36 +5,38 @@ use crate::sample::TrainingSample;
 use crate::text::IGNORED;
 use crate::{Result, VlmDataError};
 
-/// The token of padding, which nothing attends to.
+/// The padding token. No token attends to it.
 const PADDING: i64 = 0;
 
-/// How the samples of a global batch are cut into micro-batches.
+/// The division of a global batch into micro-batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
-    /// Samples laid end to end in one row of at most this many tokens, by first fit decreasing.
+    /// Samples packed end to end into one row of at most `tokens` tokens, by first fit decreasing.
     Packed {
-        /// The most tokens of a micro-batch.
+        /// The token limit of a micro-batch.
         tokens: usize,
     },
-    /// Rows of like lengths, padded at the right to the longest; rows x longest is at most this.
+    /// Rows of similar lengths, padded on the right to the longest; rows x longest is at most
+    /// `tokens`.
     Padded {
-        /// The most tokens of a micro-batch, padding included.
+        /// The token limit of a micro-batch, padding included.
         tokens: usize,
     },
 }
 
 impl Cut {
-    /// The most tokens of a micro-batch, padding included.
+    /// The token limit of a micro-batch, padding included.
     pub fn tokens(self) -> usize {
         match self {
             Self::Packed { tokens } | Self::Padded { tokens } => tokens,
         }
     }
 
-    /// Divides samples of these lengths into micro-batches: the indices of each, ascending.
+    /// Divides samples of these lengths into micro-batches, each a list of ascending sample
+    /// indices.
     ///
-    /// The order of the samples decides between equal lengths alone. One longer than
-    /// [`Cut::tokens`] has its own micro-batch.
+    /// The order of the samples matters only between equal lengths. A sample longer than
+    /// [`Cut::tokens`] gets a separate micro-batch.
     pub fn divide(self, lengths: &[usize]) -> Vec<Vec<usize>> {
         // The sort is stable.
         let mut order: Vec<usize> = (0..lengths.len()).collect();
@@ -67,15 +69,15 @@ impl Cut {
     }
 }
 
-/// How the tokens of a micro-batch divide into samples.
+/// The division of a micro-batch's tokens into samples.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SampleRows {
     /// One row; sample i is `cu_seqlens[i]..cu_seqlens[i + 1]`.
     Packed {
-        /// Where samples begin, and where the last ends, \[samples + 1\].
+        /// The start of each sample and the end of the last, \[samples + 1\].
         cu_seqlens: Vec<usize>,
     },
-    /// One sample a row, all rows of one length.
+    /// One sample per row, all rows of equal length.
     Padded {
         /// The number of rows.
         rows: usize,
@@ -84,15 +86,16 @@ pub enum SampleRows {
     },
 }
 
-/// The samples of one pass through the model.
+/// The samples of one forward and backward pass.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MicroBatch {
     /// Token ids, row after row; 0 for padding.
     pub input_ids: Vec<i64>,
-    /// A token's own id where its predecessor is trained to predict it, [`IGNORED`] elsewhere: at
-    /// padding, and at the first token of each sample, which follows nothing of its own.
+    /// The token's id if the previous token is trained to predict it, otherwise [`IGNORED`]: at
+    /// untrained tokens, at padding, and at the first token of each sample, which has no
+    /// predecessor.
     pub labels: Vec<i64>,
-    /// How the tokens divide into samples.
+    /// The division of the tokens into samples.
     pub rows: SampleRows,
     /// The line of each sample in the data file, from 1.
     pub lines: Vec<u64>,
@@ -104,18 +107,18 @@ pub struct MicroBatch {
     pub video_grids: Vec<[usize; 3]>,
     /// Patches of the videos, `[patches, channels]`.
     pub video_patches: Vec<f32>,
-    /// Seconds of a patch in time, of each video.
+    /// Seconds per temporal patch of each video.
     pub seconds_per_grid: Vec<f64>,
     /// The number of labels other than [`IGNORED`].
     pub trained_tokens: usize,
 }
 
 impl MicroBatch {
-    /// Joins samples, in their order.
+    /// Joins samples in order.
     ///
     /// # Errors
-    /// [`VlmDataError::Config`] without samples, or if they take more tokens than the cut allows;
-    /// [`VlmDataError::Memory`].
+    /// [`VlmDataError::Config`] if there are no samples, or if they exceed the token limit of the
+    /// cut; [`VlmDataError::Memory`].
     pub fn new(mut samples: Vec<TrainingSample>, cut: Cut) -> Result<Self> {
         let longest = samples
             .iter()
@@ -179,7 +182,7 @@ impl MicroBatch {
     }
 }
 
-/// Patches end to end; those of a sample that is alone are moved.
+/// Joins patches end to end; moves those of a single sample.
 fn join(
     samples: &mut [TrainingSample],
     of: fn(&mut TrainingSample) -> &mut Vec<f32>,

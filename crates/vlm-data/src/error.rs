@@ -7,7 +7,7 @@ use crate::text::TextError;
 /// The result of this crate's functions.
 pub type Result<T, E = VlmDataError> = std::result::Result<T, E>;
 
-/// Data that no sample can be made of.
+/// An error in training data, pictures, videos or their configuration.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VlmDataError {
@@ -27,7 +27,7 @@ pub enum VlmDataError {
         /// The error.
         source: Box<VlmDataError>,
     },
-    /// Bytes of no format that is read.
+    /// Bytes of an unsupported picture format.
     #[error(
         "the first bytes are {start:02x?}, no JPEG, PNG, WebP, BMP or GIF; \
          convert the picture to one of them"
@@ -36,7 +36,7 @@ pub enum VlmDataError {
         /// The first bytes, at most 12.
         start: Vec<u8>,
     },
-    /// A picture that is damaged, cut off, or of a kind that its decoder does not know.
+    /// A picture that is damaged, truncated, or of a variant that its decoder does not support.
     #[error("the {format} picture cannot be decoded: {reason}")]
     Decode {
         /// The format.
@@ -44,25 +44,26 @@ pub enum VlmDataError {
         /// The message of the decoder.
         reason: String,
     },
-    /// A picture so large that it may be an attack. No pixel was decoded.
+    /// A picture above the pixel limit, which protects against decompression bombs. No pixel was
+    /// decoded.
     #[error(
         "the picture has {width} x {height} pixels, at most {limit} are read; \
          raise ReadOptions::max_pixels if it is trusted"
     )]
     TooManyPixels {
-        /// Pixels in a row.
+        /// Width in pixels.
         width: u64,
-        /// Rows.
+        /// Height in pixels.
         height: u64,
-        /// Pixels allowed.
+        /// The limit in pixels.
         limit: u64,
     },
-    /// Pixels whose number does not fit the sides of their picture.
+    /// A pixel buffer whose length does not match the picture's size.
     #[error("a picture of {width} x {height} has {expected} bytes of RGB, found {found}")]
     PixelBytes {
-        /// Pixels in a row.
+        /// Width in pixels.
         width: usize,
-        /// Rows.
+        /// Height in pixels.
         height: usize,
         /// Bytes expected.
         expected: u128,
@@ -72,46 +73,46 @@ pub enum VlmDataError {
     /// A picture without pixels.
     #[error("the picture has {width} x {height} pixels, expected at least 1 x 1")]
     NoPixels {
-        /// Pixels in a row.
+        /// Width in pixels.
         width: u64,
-        /// Rows.
+        /// Height in pixels.
         height: u64,
     },
-    /// A picture too long for its family.
+    /// A picture with an aspect ratio beyond the limit of its family.
     #[error(
         "the picture has {width} x {height} pixels, the longer side may be {limit} times the \
          shorter; crop or pad it"
     )]
     AspectRatio {
-        /// Pixels in a row, after GLM's scaling of small pictures.
+        /// Width in pixels, after GLM's scaling of small pictures.
         width: u64,
-        /// Rows, after GLM's scaling of small pictures.
+        /// Height in pixels, after GLM's scaling of small pictures.
         height: u64,
-        /// The largest ratio.
+        /// The largest ratio allowed.
         limit: u32,
     },
-    /// A picture that is not resized and does not divide into merged patches.
+    /// A picture that is not resized and does not divide into merged patches evenly.
     #[error(
         "the picture has {width} x {height} pixels, expected multiples of {factor} \
          since do_resize is false"
     )]
     NotDivisible {
-        /// Pixels in a row.
+        /// Width in pixels.
         width: usize,
-        /// Rows.
+        /// Height in pixels.
         height: usize,
-        /// Pixels along a side of a square of merged patches.
+        /// Side of a square of merged patches, in pixels.
         factor: usize,
     },
-    /// A video of fewer frames than its family takes.
+    /// A video with fewer frames than its family requires.
     #[error("the video has {found} frames, expected at least {least}; is it a picture?")]
     TooFewFrames {
-        /// The least number of frames.
+        /// The number of frames required.
         least: u64,
         /// The frames found.
         found: u64,
     },
-    /// A video file that ffmpeg does not decode.
+    /// A video file that ffmpeg cannot decode.
     #[error("cannot decode the video {}: {reason}", path.display())]
     VideoFile {
         /// The file.
@@ -130,15 +131,15 @@ pub enum VlmDataError {
         /// Width and height of this one.
         found: [usize; 2],
     },
-    /// Memory that the system does not give, or that no address reaches.
+    /// A failed allocation, or a size beyond the address space.
     #[error("cannot allocate {bytes} bytes for {what}; are the limits on pixels too high?")]
     Memory {
-        /// For what.
+        /// The purpose of the memory.
         what: &'static str,
         /// Bytes.
         bytes: u128,
     },
-    /// A buffer of another length than the patches.
+    /// A buffer whose length differs from that of the patches.
     #[error("the buffer has {found} elements, the patches {expected}")]
     BufferLength {
         /// Elements expected.
@@ -146,36 +147,36 @@ pub enum VlmDataError {
         /// Elements found.
         found: usize,
     },
-    /// A text that is no JSON.
+    /// A text that is not JSON.
     #[error("no JSON: {reason}")]
     Json {
         /// The message of the parser.
         reason: String,
     },
-    /// A value of a configuration that cannot be used.
+    /// An invalid value in a configuration.
     #[error("{key} is {found}, expected {expected}")]
     Config {
         /// The key.
         key: &'static str,
-        /// The values that can be used, in words.
+        /// A description of the valid values.
         expected: &'static str,
         /// The value found, as JSON, or `absent`.
         found: String,
     },
-    /// A processor of pictures or videos of another family.
+    /// A picture or video processor of an unsupported family.
     #[error(
         "processor {found} is none that this crate has; it has {}", known.join(", ")
     )]
     UnknownProcessor {
-        /// The name found, or the model type without one.
+        /// The name found, or the model type if there is no name.
         found: String,
-        /// The names known.
+        /// The supported names.
         known: Vec<&'static str>,
     },
-    /// A data file, tokenizer or template from which no training text can be made.
+    /// An error in a data file, tokenizer or chat template.
     #[error(transparent)]
     Text(#[from] TextError),
-    /// A picture or video of a record from which no patches can be made.
+    /// An error in a picture or video of a record.
     #[error("line {line}: {place}: {source}")]
     InRecord {
         /// The line where the record begins, from 1.
@@ -185,13 +186,13 @@ pub enum VlmDataError {
         /// The error.
         source: Box<VlmDataError>,
     },
-    /// A thread that the system does not start.
+    /// A thread that the system failed to start.
     #[error("cannot start a thread: {reason}")]
     Thread {
         /// The message of the system.
         reason: String,
     },
-    /// A mistake of this crate or one below it.
+    /// A panic: a bug in this crate or in a dependency.
     #[error("line {line}: making a sample of the record panicked: {reason}; please report it")]
     Panic {
         /// The line where the record begins, from 1.
@@ -199,7 +200,7 @@ pub enum VlmDataError {
         /// The message.
         reason: String,
     },
-    /// A folder without the file that says how pictures are processed.
+    /// A folder without a file that configures the processing of pictures.
     #[error(
         "{} has neither a preprocessor_config.json nor a processor_config.json that says how \
          pictures are processed; copy it from the model's page",

@@ -1,6 +1,6 @@
 //! The hash that identifies files.
 
-/// The FNV-1a hash, in 64 bits, of what was added: for changes and damage, not for malice.
+/// The 64-bit FNV-1a hash of all bytes added. It detects changes and damage, not malicious edits.
 ///
 /// # Source
 /// Eastlake et al., The FNV Non-Cryptographic Hash Algorithm, IETF draft-eastlake-fnv

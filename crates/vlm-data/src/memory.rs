@@ -7,7 +7,7 @@ use crate::{Result, VlmDataError};
 /// An empty vector with room for `elements`.
 ///
 /// # Errors
-/// [`VlmDataError::Memory`] if the system does not give it
+/// [`VlmDataError::Memory`] if the allocation fails
 pub(crate) fn reserve<T>(what: &'static str, elements: u128) -> Result<Vec<T>> {
     let error = VlmDataError::Memory {
         what,
@@ -23,13 +23,13 @@ pub(crate) fn reserve<T>(what: &'static str, elements: u128) -> Result<Vec<T>> {
     }
 }
 
-/// As many zeros.
+/// A vector of `elements` zeros.
 ///
 /// # Errors
 /// as [`reserve`]
 pub(crate) fn zeros<T: Clone + Default>(what: &'static str, elements: u128) -> Result<Vec<T>> {
-    // Asked for, given back, and asked for as zeros: these are an abort rather than an error
-    // without memory, but come without being written.
+    // Reserved, freed and allocated again as zeros. Zeroed allocation aborts instead of returning
+    // an error when memory is short, but it gives pages that need no writing.
     drop(reserve::<T>(what, elements)?);
     let vector = vec![T::default(); elements as usize];
     advise(&vector);
@@ -40,8 +40,8 @@ pub(crate) fn zeros<T: Clone + Default>(what: &'static str, elements: u128) -> R
 #[cfg(target_os = "linux")]
 const LARGE_PAGE: usize = 2 << 20;
 
-/// Asks for large pages behind a large buffer. The patches of a picture of 12 million pixels take
-/// 288 MB: 70,000 pages of 4 KiB, each of which interrupts the one who first writes to it.
+/// Requests large pages for a large buffer. The patches of a picture of 12 million pixels take 288
+/// MB: 70,000 pages of 4 KiB, each with a page fault on the first write.
 #[cfg(target_os = "linux")]
 fn advise<T>(buffer: &Vec<T>) {
     let start = buffer.as_ptr().cast_mut().cast::<libc::c_void>();

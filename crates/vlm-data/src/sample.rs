@@ -17,38 +17,38 @@ use crate::text::{
 use crate::video::{DEFAULT_FPS, VideoFile};
 use crate::{Result, VlmDataError};
 
-/// How a [`SampleEncoder`] makes samples.
+/// Options of a [`SampleEncoder`].
 #[derive(Clone, Debug, Default)]
 pub struct SampleOptions {
     /// Labels and lengths.
     pub encode: EncodeOptions,
-    /// How pictures and frames are read.
+    /// Options for reading pictures and frames.
     pub read: ReadOptions,
-    /// The largest area of a resized picture in pixels; the folder's, if none.
+    /// The largest area of a resized picture in pixels; `None` takes the folder's.
     pub max_pixels: Option<u64>,
-    /// The largest area of a resized frame in pixels, of all frames together for Qwen3-VL, Qwen3.5
-    /// and GLM-4.1V; the folder's, if none.
+    /// The largest area of a resized frame in pixels, or of all frames together for Qwen3-VL,
+    /// Qwen3.5 and GLM-4.1V; `None` takes the folder's.
     pub video_max_pixels: Option<u64>,
-    /// Frames a second of videos whose record does not tell; without it 2 are taken of a file.
+    /// Frames per second of videos whose record states no rate; `None` means 2 for video files.
     pub fps: Option<f64>,
 }
 
-/// The training data of a model from one record.
+/// The training data from one record.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TrainingSample {
     /// The line where the record begins, from 1.
     pub line: u64,
-    /// Token ids, labels, and what of the record is left.
+    /// Token ids, labels, and the remaining parts of the record.
     pub text: Sample,
-    /// Time, height and width in patches of each picture that is left.
+    /// Time, height and width in patches of each remaining picture.
     pub image_grids: Vec<[usize; 3]>,
     /// The patches of the pictures, `[patches, channels]`.
     pub image_patches: Vec<f32>,
-    /// Time, height and width in patches of each video that is left.
+    /// Time, height and width in patches of each remaining video.
     pub video_grids: Vec<[usize; 3]>,
     /// The patches of the videos, `[patches, channels]`.
     pub video_patches: Vec<f32>,
-    /// Seconds of a patch in time, of each video that is left.
+    /// Seconds per temporal patch of each remaining video.
     pub seconds_per_grid: Vec<f64>,
 }
 
@@ -65,7 +65,7 @@ impl TrainingSample {
     }
 }
 
-/// Conversations to samples: the text and the pictures of one model folder.
+/// Encoder of conversations to training samples, for text, pictures and videos of one model folder.
 #[derive(Debug)]
 pub struct SampleEncoder {
     text: TextEncoder,
@@ -75,7 +75,7 @@ pub struct SampleEncoder {
     options: SampleOptions,
 }
 
-/// Of a [`TextEncoder`].
+/// A method of [`TextEncoder`].
 type EncodeText = fn(&TextEncoder, &Conversation, Grids<'_>, &EncodeOptions) -> TextResult<Sample>;
 
 /// A video before its frames are read.
@@ -94,7 +94,7 @@ enum ClipFrames<'a> {
 }
 
 impl SampleEncoder {
-    /// Reads tokenizer, chat template and what is said about pictures and videos from a folder.
+    /// Reads tokenizer, chat template, and picture and video configurations from a folder.
     ///
     /// # Errors
     /// Those of [`TextEncoder::from_folder`], [`PictureConfig::from_folder`],
@@ -126,22 +126,22 @@ impl SampleEncoder {
         })
     }
 
-    /// The text's part.
+    /// The encoder of the text.
     pub fn text(&self) -> &TextEncoder {
         &self.text
     }
 
-    /// The pictures' part.
+    /// The processor of pictures.
     pub fn pictures(&self) -> &PictureProcessor {
         &self.pictures
     }
 
-    /// The frames' part.
+    /// The processor of video frames.
     pub fn videos(&self) -> &PictureProcessor {
         &self.videos
     }
 
-    /// How the family's texts name a place in a picture.
+    /// The notation of places in pictures in the family's texts.
     pub fn boxes(&self) -> BoxForm {
         self.boxes
     }
@@ -153,9 +153,9 @@ impl SampleEncoder {
 
     /// Encodes a conversation.
     ///
-    /// Of the pictures one at a time is decoded, after the text was found to fit, so that memory is
-    /// bounded by the largest picture and the tokens allowed. Boxes are written as the family does;
-    /// see [`BoxForm`].
+    /// Pictures are decoded one at a time, after the text is known to fit, so memory is bounded by
+    /// the largest picture and the token limit. Boxes are written in the family's notation; see
+    /// [`BoxForm`].
     ///
     /// # Errors
     /// [`VlmDataError::Text`] around those of [`TextEncoder::encode`],
@@ -165,11 +165,11 @@ impl SampleEncoder {
         self.with_patches(conversation, self.measure(conversation)?)
     }
 
-    /// Encodes what a model continues: a conversation without a last message of the assistant, and
-    /// the start of an answer. Nothing has a label.
+    /// Encodes a prompt for generation: the conversation without a final assistant message,
+    /// followed by the start of an answer. No token has a label.
     ///
     /// # Errors
-    /// Those of [`SampleEncoder::encode`], with [`TextEncoder::encode_prompt`] in the place of
+    /// Those of [`SampleEncoder::encode`], with [`TextEncoder::encode_prompt`] in place of
     /// [`TextEncoder::encode`].
     pub fn encode_prompt(&self, conversation: &Conversation) -> Result<TrainingSample> {
         let sample = self.measure_by(conversation, TextEncoder::encode_prompt)?;
@@ -231,11 +231,11 @@ impl SampleEncoder {
         Ok(sample)
     }
 
-    /// Encodes all of a conversation but its patches, which stay empty: of pictures, and of the
-    /// first frames of videos, the headers are read.
+    /// Encodes a conversation without patches, which stay empty. It reads only the headers of
+    /// pictures and of the first frames of videos.
     ///
     /// # Errors
-    /// Those of [`SampleEncoder::encode`] but for pixels that cannot be decoded.
+    /// Those of [`SampleEncoder::encode`], except errors in decoding pixels.
     pub fn measure(&self, conversation: &Conversation) -> Result<TrainingSample> {
         self.measure_by(conversation, TextEncoder::encode)
     }
@@ -293,7 +293,7 @@ impl SampleEncoder {
         }
     }
 
-    /// Width and height of a picture in pixels, upright, from its header.
+    /// Reads width and height of the upright picture in pixels from its header.
     ///
     /// # Errors
     /// Those of [`Picture::sides`]; [`VlmDataError::File`]
@@ -413,7 +413,7 @@ fn write_box(form: BoxForm, numbers: &[f64], size: [usize; 2], full: [usize; 2])
     }
 }
 
-/// When each patch in time is shown; see [`VideoGrid::seconds`].
+/// The time of each temporal patch; see [`VideoGrid::seconds`].
 fn seconds(style: MediaStyle, frames: usize, depth: usize, fps: f64) -> Vec<f64> {
     let second = |frame: usize| frame.min(frames - 1) as f64 / fps;
     let patches = (0..frames).step_by(depth);
@@ -426,7 +426,7 @@ fn seconds(style: MediaStyle, frames: usize, depth: usize, fps: f64) -> Vec<f64>
     }
 }
 
-/// The frames of a video in order of time; none of a file.
+/// The frames of a video in order of time; `None` for a video file.
 pub(crate) fn frames(video: &Video) -> Result<Option<Vec<Cow<'_, MediaSource>>>> {
     let folder = match &video.frames {
         Frames::List(frames) => return Ok(Some(frames.iter().map(Cow::Borrowed).collect())),
@@ -450,8 +450,8 @@ pub(crate) fn frames(video: &Video) -> Result<Option<Vec<Cow<'_, MediaSource>>>>
     Ok(Some(paths.into_iter().map(source).collect()))
 }
 
-/// A name whose order is that of the numbers in it: their digits, counted first, without zeros in
-/// front.
+/// A sort key that orders names by the numbers in them: the count of digits first, then the digits,
+/// without leading zeros.
 fn in_numbers(name: &str) -> Vec<(String, usize, String)> {
     let (mut parts, mut rest) = (Vec::new(), name);
     while !rest.is_empty() {
@@ -475,7 +475,7 @@ fn in_record(line: u64, place: String, source: VlmDataError) -> VlmDataError {
     }
 }
 
-/// A picture whose size is no longer that of its header.
+/// The error of a picture whose size no longer matches its header.
 fn changed(source: &MediaSource) -> VlmDataError {
     VlmDataError::File {
         path: PathBuf::from(format!("{source:?}")),
@@ -489,7 +489,8 @@ fn room(grids: &[[usize; 3]], channels: usize) -> Result<Vec<f32>> {
     zeros("the patches", patches.saturating_mul(channels as u128))
 }
 
-/// A grid of more than 2^32 patches along a side has more tokens than any limit, and so has this.
+/// Converts a grid, saturating: a side of more than 2^32 patches exceeds any token limit either
+/// way.
 fn text_grid(grid: [usize; 3]) -> Grid {
     let [time, height, width] = grid.map(|side| u32::try_from(side).unwrap_or(u32::MAX - 63));
     Grid {

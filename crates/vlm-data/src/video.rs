@@ -12,20 +12,20 @@ use crate::memory::zeros;
 use crate::picture::{Picture, ReadOptions};
 use crate::{Result, VlmDataError};
 
-/// Frames a second that are taken of a file if nothing tells, as in transformers.
+/// The default sampling rate of video files in frames per second, as in transformers.
 pub(crate) const DEFAULT_FPS: f64 = 2.0;
-/// The most frames of a file, as in transformers.
+/// The frame limit of a file, as in transformers.
 const MAX_FRAMES: usize = 768;
 /// Seconds of processor time after which ffmpeg ends itself.
 const MAX_SECONDS: &str = "900";
 const PROGRAM: &str = "ffmpeg";
 /// Containers. None of them opens another file, as playlists do.
 const CONTAINERS: &str = "asf,avi,flv,matroska,mov,mpeg,mpegts,mpegvideo";
-/// Bytes of ffmpeg's messages that are kept.
+/// Bytes kept of ffmpeg's messages.
 const MESSAGE_BYTES: u64 = 4096;
 const RGB: usize = 3;
 
-/// A file whose frames are counted.
+/// A video file with a known number of frames.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct VideoFile<'a> {
     path: &'a Path,
@@ -37,10 +37,10 @@ pub(crate) struct VideoFile<'a> {
 }
 
 impl<'a> VideoFile<'a> {
-    /// Counts the frames of a file, of which `fps` a second are taken.
+    /// Counts the frames of a file sampled at `fps` frames per second.
     ///
     /// # Errors
-    /// [`VlmDataError::VideoFile`] if there is no such file or no ffmpeg, ffmpeg cannot decode it,
+    /// [`VlmDataError::VideoFile`] if the file or ffmpeg is missing, ffmpeg cannot decode the file,
     /// or it has more than 768 frames at this rate; [`VlmDataError::TooManyPixels`]
     pub(crate) fn open(path: &'a Path, fps: f64, options: &ReadOptions) -> Result<Self> {
         let reason = match std::fs::metadata(path) {
@@ -93,7 +93,7 @@ impl<'a> VideoFile<'a> {
     }
 }
 
-/// A running ffmpeg; it is ended when this is dropped.
+/// A running ffmpeg process, ended on drop.
 struct Decoder {
     path: PathBuf,
     child: Child,
@@ -110,7 +110,7 @@ impl Decoder {
         options: &ReadOptions,
         format: &str,
     ) -> Result<Self> {
-        // A name that cannot be taken for an option or an address.
+        // A name that cannot be mistaken for an option or an address.
         let mut input = std::ffi::OsString::from("file:");
         input.push(path);
         let pixels = options.max_pixels.min(i32::MAX as u64).to_string();
@@ -152,7 +152,7 @@ impl Decoder {
             output: output.map(|output| BufReader::with_capacity(1 << 16, output)),
             messages: None,
         };
-        // Read as they come, so that ffmpeg never waits for a reader.
+        // Messages are read as they arrive, so that ffmpeg never waits for a reader.
         let keep = move || {
             let Some(mut errors) = errors else {
                 return String::new();
@@ -203,7 +203,7 @@ impl Decoder {
 
 impl Drop for Decoder {
     fn drop(&mut self) {
-        // Neither fails for a process that has ended.
+        // Neither call fails for a process that has ended.
         let _killed = self.child.kill();
         let _ended = self.child.wait();
     }

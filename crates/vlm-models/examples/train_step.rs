@@ -1,7 +1,7 @@
 //! Loads a checkpoint folder, takes training steps, and generates an answer.
 //!
-//! `cargo run -p vlm-models --example train_step -- FOLDER`, from the root of the repository; without
-//! FOLDER a tiny random model of the tests.
+//! Run `cargo run -p vlm-models --example train_step -- FOLDER` from the root of the repository.
+//! Without FOLDER, it uses a tiny random model of the tests.
 
 use std::error::Error;
 

@@ -18,21 +18,21 @@ use crate::random::Draws;
 use crate::trace::Trace;
 use crate::vision::{VisionInputs, onward};
 
-/// How [`Vlm::backward`] computes gradients.
+/// Options of [`Vlm::backward`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Backward<'a> {
-    /// Runs each layer again in the backward pass, instead of keeping what its backward needs.
+    /// True to recompute each layer in the backward pass instead of keeping its activations.
     pub recompute: bool,
-    /// The factor that the loss is multiplied with before its gradient is computed: the share of
-    /// this batch in a larger one.
+    /// The factor on the loss before its gradient is computed: the share of this batch in a larger
+    /// one.
     pub weight: f64,
-    /// A seed of dropout for each sequence, in their order; nothing is dropped without. With its
-    /// seed a sequence drops the same beside any others.
+    /// A dropout seed for each sequence, in order; `None` disables dropout. The seed alone
+    /// determines the dropout of a sequence, whatever other sequences the batch has.
     pub seeds: Option<&'a [u64]>,
 }
 
 impl Default for Backward<'_> {
-    /// With recompute, a weight of 1, and no dropout.
+    /// Recomputes, with weight 1 and no dropout.
     fn default() -> Self {
         Self {
             recompute: true,
@@ -43,12 +43,13 @@ impl Default for Backward<'_> {
 }
 
 impl Vlm {
-    /// The mean loss as [`loss`](Self::loss) has it, in f64 from the device's f32, and the gradient
-    /// of each trained parameter, flat, which `each` receives as soon as it is complete.
+    /// Computes the mean [`loss`](Self::loss), converted from the device's f32 to f64, and the
+    /// gradient of each trained parameter. `each` receives every gradient, flattened, as soon as it
+    /// is complete.
     ///
     /// # Errors
-    /// Those of [`loss`](Self::loss); [`VlmError::SeedCount`];
-    /// [`VlmError::TensorUnreadable`] if the device does not give the loss back.
+    /// Those of [`loss`](Self::loss); [`VlmError::SeedCount`]; [`VlmError::TensorUnreadable`] if
+    /// the loss cannot be read from the device.
     pub fn backward(
         &self,
         batch: &Batch,
@@ -59,9 +60,9 @@ impl Vlm {
         self.backward_traced(batch, labels, how, &mut Trace::off(), each)
     }
 
-    /// As [`backward`](Self::backward), recording activations and, with recompute, the gradients
-    /// `gradient.hidden.N.out` of the decoder layers' outputs. Of the logits, those of a few tokens
-    /// are computed for it.
+    /// As [`backward`](Self::backward), but also records activations and, with recompute, the
+    /// gradients `gradient.hidden.N.out` of the decoder layers' outputs. For this, it computes the
+    /// logits of a few tokens.
     ///
     /// # Errors
     /// Those of [`backward`](Self::backward).
@@ -140,7 +141,7 @@ impl Vlm {
         }
         let mut gradients = (loss.clone() * weight).backward();
         let loss = number(loss)?;
-        // A head that is also the table of words has a second term, and is not complete yet.
+        // The gradient of a tied head has a second term and is not complete yet.
         let table_gradient = match &self.lm_head {
             Some(_) => None,
             None => decoder.embed_tokens.weight.grad_remove(&mut gradients),
@@ -192,7 +193,7 @@ impl Vlm {
         Ok(loss)
     }
 
-    /// The gradients of the table of words and of the tower's output, where they are wanted.
+    /// The gradients of the word embeddings and of the tower's output, where needed.
     fn backward_of_embeddings(
         &self,
         batch: &Batch,
@@ -215,8 +216,8 @@ impl Vlm {
         }
     }
 
-    /// The tower's output; where `keeps` says so, with the inputs of its blocks and of the merger
-    /// after them.
+    /// Computes the tower's output, and with `keeps` also the inputs of its blocks and of the
+    /// merger.
     fn see(
         &self,
         inputs: &VisionInputs,
@@ -249,7 +250,8 @@ impl Vlm {
         })
     }
 
-    /// The gradients of the tower's parameters, from its blocks' inputs and those of its outputs.
+    /// The gradients of the tower's parameters, from its blocks' inputs and the gradients of its
+    /// outputs.
     fn backward_of_tower(
         &self,
         inputs: &VisionInputs,
@@ -263,8 +265,8 @@ impl Vlm {
         let trained = (0..tower.depth()).map(|index| trains(tower.block_at(index)));
         let wanted = wanted_inputs(first, trained);
         let mut gradient = Some(merged_gradient);
-        // Level `index` is what block `index` reads, or after the last the merger; the feature of
-        // the block before reads it too.
+        // Level `index` is the input of block `index`, or of the merger after the last block. The
+        // feature of the previous block reads it too.
         for index in (0..=tower.depth()).rev() {
             let Some(input) = kept.pop() else {
                 break;
@@ -316,16 +318,16 @@ impl Vlm {
     }
 }
 
-/// The tensors that a pass through the tower keeps.
+/// The tensors kept from a pass through the tower.
 struct Seen {
-    /// The inputs of the blocks, and the output of the last, or nothing.
+    /// The inputs of the blocks and the output of the last; or empty.
     inputs: Vec<Tensor<2>>,
     merged: Tensor<2>,
     features: Vec<Tensor<2>>,
 }
 
-/// True where the gradient of a layer's input is wanted: of each layer, and of the level after the
-/// last. `first` is for the first layer, `trained` says which layers train.
+/// For each layer, and for the level after the last, true if the gradient of its input is needed.
+/// `first` applies to the first layer; `trained` states for each layer if it trains.
 fn wanted_inputs(first: bool, trained: impl Iterator<Item = bool>) -> Vec<bool> {
     let above = trained.scan(first, |wanted, trained| {
         *wanted |= trained;
@@ -339,7 +341,7 @@ fn against<const D: usize>(output: Tensor<D>, gradient: Tensor<D>) -> Tensor<1> 
     (output * Tensor::from_inner(gradient)).sum()
 }
 
-/// The start of a graph, which ends at it.
+/// A leaf, at which the graph ends.
 fn leaf<const D: usize>(x: Tensor<D>, wanted: bool) -> Tensor<D> {
     if wanted { x.detach().require_grad() } else { x }
 }
@@ -358,7 +360,7 @@ fn number(loss: Tensor<1>) -> Result<f64> {
     Ok(f64::from(loss))
 }
 
-/// Hands the gradients of a module's parameters to `each`.
+/// Passes the gradients of a module's parameters to `each`.
 fn collect(
     module: &impl Module,
     gradients: &mut Gradients,

@@ -19,20 +19,20 @@ use crate::vision::VisionInputs;
 ///
 /// # Shapes
 /// patches `[patches, colours * frames * rows * columns]`, in the order of the Hugging Face image
-/// processor: images in reading order over all rows, and in each the patches of one merged token
-/// next to each other
+/// processor: images in reading order over all rows, and within an image the patches of one merged
+/// token next to each other
 #[derive(Clone, Debug, Default)]
 pub struct Inputs<'a> {
     /// Tokens, grids, masks; rows of a batch or packed sequences.
     pub prompt: Prompt<'a>,
-    /// Patches of the images, where there are any.
+    /// Patches of the images, if any.
     pub image_patches: Option<Tensor<2>>,
-    /// Patches of the videos, where there are any.
+    /// Patches of the videos, if any.
     pub video_patches: Option<Tensor<2>>,
 }
 
-/// A step's tokens with what all layers share: position ids, angles, masks. [`Vlm::batch`] makes
-/// it once a step.
+/// A step's tokens with the data that all layers share: position ids, angles, masks. [`Vlm::batch`]
+/// computes it once per step.
 #[derive(Clone, Debug)]
 pub struct Batch {
     pub(crate) input_ids: Tensor<2, Int>,
@@ -46,7 +46,7 @@ pub struct Batch {
     position_ids: PositionIds,
 }
 
-/// Patches, and the tokens that stand for them.
+/// Patches and their placeholder tokens.
 #[derive(Clone, Debug)]
 pub(crate) struct VisionBatch {
     pub(crate) inputs: VisionInputs,
@@ -56,12 +56,12 @@ pub(crate) struct VisionBatch {
     pub(crate) group: u64,
     /// Indices of the placeholders among the flat tokens, in the order of the merged patches.
     pub(crate) placeholders: Tensor<1, Int>,
-    /// For every flat token, its row in word embeddings followed by merged patches.
+    /// For every flat token, its row in the concatenation of word embeddings and merged patches.
     pub(crate) sources: Tensor<1, Int>,
 }
 
 impl Batch {
-    /// The position ids of the tokens, and where they differ from the default.
+    /// The position ids of the tokens, with their divergences from the rule.
     pub fn position_ids(&self) -> &PositionIds {
         &self.position_ids
     }
@@ -85,7 +85,7 @@ impl Batch {
         })
     }
 
-    /// The last token of each sequence that is no padding, among the flat tokens.
+    /// The index, among the flat tokens, of the last token of each sequence that is not padding.
     ///
     /// # Errors
     /// [`VlmError::NotContinuable`]
@@ -98,19 +98,19 @@ impl Batch {
         last.collect()
     }
 
-    /// Rows and tokens per row; one row where sequences are packed.
+    /// Rows and tokens per row; one row if sequences are packed.
     pub fn shape(&self) -> [usize; 2] {
         self.input_ids.dims()
     }
 }
 
 impl Vlm {
-    /// Prepares a step on this model's device.
+    /// Converts the input of a step to tensors on this model's device.
     ///
     /// # Errors
     /// [`VlmError::NoTokens`], [`VlmError::Token`], [`VlmError::Patches`],
-    /// [`VlmError::Placeholders`]; [`VlmError::Rope`] where tokens, grids, masks and lengths
-    /// do not fit together.
+    /// [`VlmError::Placeholders`]; [`VlmError::Rope`] if tokens, grids, masks and lengths are
+    /// inconsistent.
     pub fn batch(&self, inputs: &Inputs) -> Result<Batch> {
         let device = self.device();
         let prompt = &inputs.prompt;
@@ -165,7 +165,7 @@ impl Vlm {
         })
     }
 
-    /// Refuses ids beyond the vocabulary; each comes with the index of its token.
+    /// Rejects ids beyond the vocabulary; each comes with the index of its token.
     pub(crate) fn expect_tokens(&self, ids: impl Iterator<Item = (usize, i64)>) -> Result<()> {
         let vocabulary = 0..self.vocab_size as i64;
         let mut ids = ids;
@@ -241,8 +241,8 @@ impl Vlm {
     }
 }
 
-/// The tokens of each sequence. Each token must be of one: [`PositionRules::position_ids`] or the
-/// caller has checked it.
+/// The tokens of each sequence. Each token must belong to a sequence, as checked by
+/// [`PositionRules::position_ids`] or the caller.
 ///
 /// [`PositionRules::position_ids`]: rope_core::position_ids::PositionRules::position_ids
 pub(crate) fn sequences(prompt: &Prompt) -> Vec<Range<usize>> {

@@ -18,7 +18,7 @@ use crate::layers::Activation;
 use crate::names::{self, Names};
 use crate::sizes::{MAX_LAYERS, misfit};
 
-/// Added to the variance in a tower's norms where its configuration does not say.
+/// The epsilon of a tower's norms, if its configuration does not state it.
 const VISION_NORM_EPS: f64 = 1e-6;
 
 /// The differences between the families that their configurations do not state.
@@ -26,19 +26,19 @@ const VISION_NORM_EPS: f64 = 1e-6;
 pub(crate) struct Family {
     model_type: &'static str,
     pub(crate) names: &'static Names,
-    /// The values of keys that a file leaves out.
+    /// The values of keys that a file omits.
     defaults: fn() -> Value,
-    /// True if q, k and v have a bias whatever the configuration states; else all of attention has
-    /// one if it states so.
+    /// True if q, k and v have a bias, whatever the configuration states; otherwise its key decides
+    /// for all of attention.
     qkv_bias: bool,
     /// True if the decoder normalises q and k head by head.
     qk_norm: bool,
     /// True if the decoder normalises the output of attention and feed-forward network too.
     output_norms: bool,
-    /// True if one matrix of the decoder makes the gate and what it gates.
+    /// True if one matrix of the decoder computes both the gate and the gated value.
     joined_gate: bool,
-    /// True if the decoder has layers with a state, norms that multiply by 1 + weight and a gate of
-    /// the attention's output: that of Qwen3.5.
+    /// True if the decoder has layers with a state, norms that multiply by 1 + weight, and a gate
+    /// on the output of attention, as in Qwen3.5.
     has_states: bool,
     // Of the vision tower.
     rms_norm: bool,
@@ -201,7 +201,7 @@ fn glm4_defaults() -> Value {
     })
 }
 
-/// Adds the defaults of keys that an object and the objects in it leave out.
+/// Adds the defaults of keys that an object and its nested objects omit.
 fn complete(config: &mut Value, defaults: &Value) {
     let (Value::Object(config), Value::Object(defaults)) = (config, defaults) else {
         return; // an error of whoever reads the value
@@ -209,7 +209,7 @@ fn complete(config: &mut Value, defaults: &Value) {
     for (key, default) in defaults {
         match config.get_mut(key) {
             Some(stated) => complete(stated, default),
-            // The decoder's keys may be at the top, and a model has a tower of its own.
+            // The decoder's keys may be at the top, and the model has a separate tower.
             None if default.is_object() => {}
             None => {
                 config.insert(key.clone(), default.clone());
@@ -236,18 +236,18 @@ pub struct VlmConfig {
     pub text: TextConfig,
     /// The vision tower.
     pub vision: VisionConfig,
-    /// How a prompt becomes position ids.
+    /// The rules that compute position ids from a prompt.
     pub position_rules: PositionRules,
-    /// The code that rotates.
+    /// The implementation of the rotation.
     pub implementation: Implementation,
-    /// The token that stands for a merged patch of an image.
+    /// The placeholder token of a merged patch of an image.
     pub image_token: i64,
-    /// The token that stands for a merged patch of a video.
+    /// The placeholder token of a merged patch of a video.
     pub video_token: i64,
     /// True if the word embeddings are also the matrix of the output head.
     pub tied: bool,
-    /// True if padding predicts the first token of its row and has labels of its own, as in
-    /// transformers. Otherwise the loss does not depend on the side of the padding.
+    /// True if padding predicts the first token of its row and has labels, as in transformers.
+    /// Otherwise the loss does not depend on the side of the padding.
     pub padding_predicts: bool,
 }
 
@@ -266,31 +266,31 @@ pub struct TextConfig {
     pub heads: usize,
     /// Heads of k and v.
     pub kv_heads: usize,
-    /// Added to the mean square before its root.
+    /// The epsilon of RMS norms, added to the mean square.
     pub rms_norm_eps: f64,
     /// True if q, k and v have a bias.
     pub attention_bias: bool,
     /// True if the output of attention has a bias.
     pub output_bias: bool,
-    /// True if q and k are normalised head by head before they are rotated.
+    /// True if each head of q and k is normalised before the rotation.
     pub qk_norm: bool,
     /// True if the outputs of attention and feed-forward network are normalised before they are
-    /// added to what these read.
+    /// added to the residual stream.
     pub output_norms: bool,
-    /// True if one matrix makes the gate of the feed-forward network and what it gates.
+    /// True if one matrix computes both the gate of the feed-forward network and the gated value.
     pub joined_gate: bool,
-    /// True if norms of the residual stream and of q and k multiply by 1 + weight.
+    /// True if norms of the residual stream and of q and k multiply by 1 + weight (unit offset).
     pub unit_offset: bool,
-    /// True if the output of attention is gated, by as many more outputs of q's matrix.
+    /// True if the output of attention is gated, by additional outputs of q's matrix.
     pub output_gate: bool,
-    /// The layers with a state, where there are any.
+    /// The layers with a state, if any.
     pub delta: Option<DeltaConfig>,
-    /// How q and k are rotated.
+    /// The rotation of q and k.
     pub rotation: RotarySpec,
 }
 
-/// The layers of a decoder that have a state: each token reads and writes it, by the gated delta
-/// rule, instead of attending to those before.
+/// The layers of a decoder that have a state. Each token reads and writes it by the gated delta
+/// rule, instead of attending to earlier tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeltaConfig {
     /// Heads of q and k.
@@ -301,7 +301,7 @@ pub struct DeltaConfig {
     pub key_dim: usize,
     /// Channels of a head of v.
     pub value_dim: usize,
-    /// Tokens that the convolution before the rule reaches over.
+    /// Width in tokens of the convolution before the rule.
     pub taps: usize,
     /// Layers that attend, without a state.
     pub full_attention_layers: Vec<usize>,
@@ -328,7 +328,7 @@ pub struct VisionConfig {
     pub spatial_merge: usize,
     /// Root-mean-square norms instead of layer norms.
     pub rms_norm: bool,
-    /// Added to the mean square or the variance before its root.
+    /// The epsilon of norms, added to the mean square or the variance.
     pub norm_eps: f64,
     /// Gated feed-forward networks.
     pub gated: bool,
@@ -346,15 +346,15 @@ pub struct VisionConfig {
     pub windows: Option<VisionWindows>,
     /// Side of the square grid of learned positions, interpolated to each image.
     pub position_grid: Option<usize>,
-    /// How that grid is interpolated.
+    /// The interpolation of that grid.
     pub interpolation: Interpolation,
-    /// Blocks whose output is added in the decoder's first layers.
+    /// Blocks with outputs that are added in the decoder's first layers.
     pub deepstack: Vec<usize>,
-    /// How q and k are rotated.
+    /// The rotation of q and k.
     pub rotation: RotarySpec,
 }
 
-/// How learned positions are read between the cells of their grid.
+/// The interpolation of learned positions between the cells of their grid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interpolation {
     /// Bilinear, with the first and the last patch at the first and the last cell.
@@ -444,7 +444,7 @@ struct RawVision {
 }
 
 fn read<T: DeserializeOwned>(part: &'static str, value: &Value) -> Result<T> {
-    // serde's messages about a value do not name its key: it is the one that was read last.
+    // serde's messages about a value do not name its key, which is the last key read.
     let reading = Cell::new(None);
     let read = match value {
         Value::Object(object) => {
@@ -479,8 +479,7 @@ impl VlmConfig {
     }
 
     /// Reads the text of a `config.json`, of transformers 4 (the decoder's keys at the top) or 5
-    /// (in `text_config`). Keys that it leaves out have the defaults of their class in transformers
-    /// 5.24.0.
+    /// (in `text_config`). Omitted keys have the defaults of their class in transformers 5.24.0.
     ///
     /// # Errors
     /// [`VlmError::Config`], [`VlmError::UnknownFamily`], [`VlmError::Unsupported`],
@@ -534,15 +533,15 @@ impl VlmConfig {
         Ok(config)
     }
 
-    /// Chooses the code that rotates.
+    /// Sets the implementation of the rotation.
     #[must_use]
     pub fn with_implementation(mut self, implementation: Implementation) -> Self {
         self.implementation = implementation;
         self
     }
 
-    /// Chooses the program whose position ids and loss of padded rows to follow, to continue a run
-    /// that it started.
+    /// Selects the program that started a run, to reproduce its position ids and its loss of padded
+    /// rows.
     #[must_use]
     pub fn with_compatibility(mut self, compatibility: Compatibility) -> Self {
         self.position_rules = self.position_rules.with_compatibility(compatibility);
@@ -603,7 +602,7 @@ impl TextConfig {
 impl DeltaConfig {
     fn new(raw: RawStates, layers: usize) -> Result<Self> {
         let interval = raw.full_attention_interval;
-        // The rotation has checked that each layer has a type.
+        // The rotation has already checked that each layer has a type.
         let attends = |index: &usize| match &raw.layer_types {
             Some(stated) => stated.get(*index) == Some(&LayerType::FullAttention),
             None => (index + 1).is_multiple_of(interval),
@@ -653,7 +652,7 @@ impl RawVision {
             (None, Some(ratio)) => (hidden_size as f64 * ratio) as usize,
             (None, None) => return Err(missing("intermediate_size")),
         };
-        // Inside the blocks, GLM-4.1V has as many channels as after them.
+        // GLM-4.1V has the same number of channels inside the blocks as after them.
         if family.downsamples {
             return Ok((out_hidden_size, stated));
         }

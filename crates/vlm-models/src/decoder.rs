@@ -21,7 +21,7 @@ pub(crate) struct Decoder {
     pub(crate) layers: Vec<Layer>,
     norm: RmsNorm,
     rotary: Rotary,
-    /// Of the convolutions of its layers with a state, if it has such layers.
+    /// The width of the convolutions of its layers with a state, if any.
     #[module(skip)]
     pub(crate) taps: Option<usize>,
 }
@@ -34,9 +34,9 @@ pub(crate) struct Deepstack<'a> {
     pub(crate) features: Vec<Tensor<2>>,
 }
 
-/// k, rotated, and v of the tokens so far, `[batch, kv_heads, tokens, head_dim]`. Of a layer with a
-/// state the last inputs of its convolution, `[batch, 1, taps - 1, channels]`, and the state,
-/// `[batch, heads, key_dim, value_dim]`.
+/// The rotated k and v of the tokens so far, `[batch, kv_heads, tokens, head_dim]`. For a layer
+/// with a state: the last inputs of its convolution, `[batch, 1, taps - 1, channels]`, and the
+/// state, `[batch, heads, key_dim, value_dim]`.
 pub(crate) type LayerCache = Option<(Tensor<4>, Tensor<4>)>;
 
 impl TextConfig {
@@ -72,13 +72,13 @@ impl Decoder {
         Ok(self.rotary.try_angles(positions, device)?)
     }
 
-    /// The number of layers, and so of caches.
+    /// The number of layers and of caches.
     pub(crate) fn depth(&self) -> usize {
         self.layers.len()
     }
 
-    /// `hidden`: `[batch, seq, hidden_size]`; `common.attention`: of `seq` queries to all keys;
-    /// `caches`: one per layer, or none to keep nothing.
+    /// Runs all layers. `hidden`: `[batch, seq, hidden_size]`; `common.attention`: of `seq` queries
+    /// to all keys; `caches`: one per layer, or empty to cache nothing.
     pub(crate) fn forward(
         &self,
         mut hidden: Tensor<3>,
@@ -122,12 +122,12 @@ impl Deepstack<'_> {
     }
 }
 
-/// Attention and a feed-forward network, each added to what it reads.
+/// Attention and a feed-forward network, each with a residual connection.
 #[derive(Module, Debug)]
 pub(crate) struct Layer {
     input_layernorm: RmsNorm,
     self_attn: Option<SelfAttention>,
-    /// In the place of attention.
+    /// Replaces attention.
     linear_attn: Option<DeltaAttention>,
     post_self_attn_layernorm: Option<RmsNorm>,
     post_attention_layernorm: RmsNorm,
@@ -235,7 +235,7 @@ struct SelfAttention {
     rotary: Rotary,
     heads: usize,
     kv_heads: usize,
-    /// True if `q_proj` computes a gate of the output too, head by head after q.
+    /// True if `q_proj` also computes a gate on the output, after q in each head.
     output_gate: bool,
 }
 

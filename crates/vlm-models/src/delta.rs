@@ -13,12 +13,12 @@ use crate::error::Result;
 use crate::layers::{OF_CONVOLUTION, RmsNorm};
 use crate::linear::{Draw, Linear};
 
-/// How the tokens of a step follow each other, for layers with a state.
+/// The sequence structure of a step's tokens, for layers with a state.
 #[derive(Clone, Debug)]
 pub(crate) struct Recurrence {
     sequences: Sequences,
     rule: GatedDelta,
-    /// `[rows, tokens, 1]`: 1, and 0 for padding, if there is any.
+    /// `[rows, tokens, 1]`: 1 for tokens and 0 for padding, if there is padding.
     attended: Option<Tensor<3>>,
     /// For each row the indices of the last inputs of a convolution among the flat tokens; one past
     /// them stands for zeros.
@@ -26,7 +26,8 @@ pub(crate) struct Recurrence {
 }
 
 impl Recurrence {
-    /// Of rows of `tokens` tokens, or one row of packed sequences, and a convolution of `taps`.
+    /// Creates the structure of rows of `tokens` tokens, or of one row of packed sequences, for a
+    /// convolution of `taps`.
     pub(crate) fn new(
         sequences: Sequences,
         attended: &[bool],
@@ -64,7 +65,7 @@ impl Recurrence {
         }
     }
 
-    /// With zeros for padding.
+    /// Sets padding to zero.
     fn masked(&self, x: Tensor<3>) -> Tensor<3> {
         match &self.attended {
             Some(attended) => {
@@ -139,8 +140,8 @@ impl DeltaAttention {
         }
     }
 
-    /// `recurrence`: of the tokens of a prompt or step; none for one more token of each row, whose
-    /// cache has the convolution's last inputs and the state.
+    /// Attends. `recurrence` is that of the tokens of a prompt or step; `None` means one more token
+    /// in each row, whose cache has the convolution's last inputs and the state.
     pub(crate) fn forward(
         &self,
         hidden: Tensor<3>,
@@ -164,7 +165,7 @@ impl DeltaAttention {
         let weight = weight.reshape([config.channels(), config.taps]);
         let out = match (recurrence, cache) {
             (Some(recurrence), cache) => {
-                // Padding leaves the state as it is.
+                // Padding leaves the state unchanged.
                 [g, beta] = [g, beta].map(|x| recurrence.masked(x));
                 let window = cache.is_some().then(|| recurrence.last(&mixed));
                 let mixed = short_convolution(mixed, weight, &recurrence.sequences)?;
@@ -246,7 +247,7 @@ impl DeltaConfig {
         2 * self.key_heads * self.key_dim + self.heads * self.value_dim
     }
 
-    /// q, k and v of `[rows, tokens, channels]`, head by head.
+    /// Divides `[rows, tokens, channels]` into the heads of q, k and v.
     fn divided(&self, mixed: Tensor<3>) -> [Tensor<4>; 3] {
         let [rows, tokens, _] = mixed.dims();
         let keys = self.key_heads * self.key_dim;

@@ -10,17 +10,17 @@ use rope_core::RopeError;
 /// The result of this crate's functions.
 pub type Result<T, E = VlmError> = std::result::Result<T, E>;
 
-/// A checkpoint, a prompt or labels from which no model or step can be made.
+/// An error in a configuration, checkpoint, adapter, prompt or labels, or of a device.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VlmError {
     /// The configuration's rotation or the prompt's positions are wrong.
     #[error(transparent)]
     Rope(Box<RopeError>),
-    /// The rotation was refused.
+    /// The rotation rejected its arguments.
     #[error(transparent)]
     Rotary(Box<RotaryError>),
-    /// The attention was refused.
+    /// The attention rejected its arguments.
     #[error(transparent)]
     Attention(#[from] AttentionError),
     /// A file could not be read, written or removed.
@@ -41,22 +41,22 @@ pub enum VlmError {
         /// The message of the parser.
         detail: String,
     },
-    /// A model of another family.
+    /// A model of an unknown family.
     #[error("model type {found:?} is not supported; this crate builds {}", known.join(", "))]
     UnknownFamily {
         /// The model type found.
         found: String,
-        /// The model types known.
+        /// The known model types.
         known: Vec<&'static str>,
     },
-    /// A value that the families allow and this crate does not support.
+    /// A value that this crate does not support.
     #[error("{key} = {found} is not supported; expected {expected}")]
     Unsupported {
         /// The key.
         key: &'static str,
         /// The value found, as JSON.
         found: String,
-        /// The values that are supported, in words.
+        /// A description of the supported values.
         expected: &'static str,
     },
     /// Sizes that contradict each other.
@@ -70,7 +70,7 @@ pub enum VlmError {
         right: &'static str,
         /// Its value.
         right_value: usize,
-        /// The rule that they break.
+        /// The rule violated.
         rule: &'static str,
     },
     /// Tensors that the index of a sharded checkpoint places in a shard that lacks them.
@@ -107,7 +107,7 @@ pub enum VlmError {
         /// Their names, as in a checkpoint.
         names: Vec<String>,
     },
-    /// Tensors that the model has no parameter for.
+    /// Tensors of the checkpoint without a parameter in the model.
     #[error(
         "the checkpoint has {} tensors that the model does not: {}; \
          its config.json may be another model's",
@@ -122,7 +122,7 @@ pub enum VlmError {
     TensorShape {
         /// The tensor.
         name: String,
-        /// The shape that follows from the configuration.
+        /// The shape according to the configuration.
         expected: Vec<usize>,
         /// The shape found.
         found: Vec<usize>,
@@ -132,16 +132,16 @@ pub enum VlmError {
     TensorUnreadable {
         /// The tensor.
         name: String,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// A device that was lost while a checkpoint was on its way to it or from it.
+    /// A device that failed during the transfer of a checkpoint.
     #[error(
         "the device failed after {moved} of the checkpoint's {total} bytes, at tensor {tensor}: \
          {reason}; what was loaded or written is dropped, begin again"
     )]
     Transfer {
-        /// The tensor on its way.
+        /// The tensor in transfer.
         tensor: String,
         /// Bytes moved before.
         moved: u64,
@@ -150,7 +150,7 @@ pub enum VlmError {
         /// The message of the device or the connection.
         reason: String,
     },
-    /// A target of adapters that is no linear layer.
+    /// A target of adapters that matches no linear layer.
     #[error(
         "no linear layer is called {target}; give the end of a name or a regular expression for \
          the whole of it (no look-around): the trained parts have {}",
@@ -165,7 +165,7 @@ pub enum VlmError {
     /// A model without adapters.
     #[error("the model has no adapter to save; place one first")]
     NoAdapter,
-    /// Tensors of an adapter that the model cannot take.
+    /// Tensors of an adapter that do not fit the model.
     #[error("{} tensors of {} {reason}: {}", names.len(), path.display(), some(names))]
     AdapterKeys {
         /// The file.
@@ -175,7 +175,7 @@ pub enum VlmError {
         /// The cause.
         reason: &'static str,
     },
-    /// An adapter that was trained beside another checkpoint.
+    /// An adapter trained with a different checkpoint.
     #[error(
         "the adapter in {} was trained beside a checkpoint with the fingerprint {found}, this one \
          has {expected}: take the checkpoint that it belongs to",
@@ -186,10 +186,10 @@ pub enum VlmError {
         folder: PathBuf,
         /// The fingerprint of the checkpoint.
         expected: String,
-        /// The fingerprint that the adapter has.
+        /// The fingerprint recorded in the adapter.
         found: String,
     },
-    /// A sum that its type cannot hold, or an adapter of infinite elements.
+    /// A sum of weight and adapters that overflows its type, or an adapter with infinite elements.
     #[error(
         "{name} with the adapters has an element that is infinite or NaN in {dtype:?}; an adapter \
          diverged, or its weight is too large"
@@ -200,7 +200,7 @@ pub enum VlmError {
         /// Its type.
         dtype: DType,
     },
-    /// A merged model that is not the base with its adapters.
+    /// A merged model with logits that differ from those of the base with its adapters.
     #[error(
         "the merged model gives other logits than the base with its adapters, one by {difference} \
          where {allowed} is allowed; what was written is dropped"
@@ -208,10 +208,10 @@ pub enum VlmError {
     MergeDiffers {
         /// The largest difference.
         difference: f64,
-        /// The largest that rounding explains.
+        /// The largest difference explained by rounding.
         allowed: f64,
     },
-    /// Logits that no token can be chosen from.
+    /// Logits that are infinite or NaN.
     #[error(
         "the logits of row {row} are infinite or NaN after {step} new tokens; look at the weights, \
          or compute in f32"
@@ -219,7 +219,7 @@ pub enum VlmError {
     Logits {
         /// The row of the batch.
         row: usize,
-        /// Tokens that were generated.
+        /// The number of tokens generated before.
         step: usize,
     },
     /// A prompt without tokens.
@@ -248,7 +248,7 @@ pub enum VlmError {
         /// Pixels along each side of a square of merged patches.
         side: usize,
     },
-    /// Patches that do not fit the grids.
+    /// Patches that do not match the grids.
     #[error("{kind} patches have shape {found:?}, the grids {grids:?} take {expected:?}")]
     Patches {
         /// `image` or `video`.
@@ -260,7 +260,7 @@ pub enum VlmError {
         /// Patches and channels found.
         found: [usize; 2],
     },
-    /// A number of placeholders that differs from that of the merged patches.
+    /// A number of placeholders different from the number of merged patches.
     #[error(
         "the prompt has {found} {kind} placeholder tokens, the grids {grids:?} make {expected}; \
          do the token types call text vision?"
@@ -275,7 +275,7 @@ pub enum VlmError {
         /// Placeholders found.
         found: usize,
     },
-    /// A number of labels that differs from that of the tokens.
+    /// A number of labels different from the number of tokens.
     #[error("{found} labels for {expected} tokens; give one per token, -100 where none counts")]
     LabelCount {
         /// Tokens of the batch.
@@ -283,7 +283,7 @@ pub enum VlmError {
         /// Labels found.
         found: usize,
     },
-    /// A number of seeds that differs from that of the sequences.
+    /// A number of seeds different from the number of sequences.
     #[error("{found} seeds of dropout for {expected} sequences; give one for each")]
     SeedCount {
         /// Sequences of the batch.
@@ -291,7 +291,7 @@ pub enum VlmError {
         /// Seeds found.
         found: usize,
     },
-    /// A step without a label to predict.
+    /// A step without labels.
     #[error("no token has a label to predict: all are -100, padding, or first in their sequence")]
     NoTargets,
     /// A prompt that cannot be continued.

@@ -13,10 +13,10 @@ use safetensors::tensor::{Metadata, TensorInfo};
 
 use crate::error::{Result, VlmError};
 
-/// Longest header that is read, in bytes: the safetensors library's own limit.
+/// The header size limit in bytes, which is that of the safetensors library.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
-/// Opens a file. A pipe, which would be waited for, and a device, which has no end, are refused.
+/// Opens a regular file. Pipes, which could block, and devices, which have no end, are rejected.
 ///
 /// # Errors
 /// Those of the system.
@@ -27,7 +27,7 @@ pub(crate) fn open(path: &Path) -> std::io::Result<File> {
     Err(Error::new(ErrorKind::InvalidInput, "it is no regular file"))
 }
 
-/// The text of a file, which is opened as by [`open`].
+/// Reads the text of a file, opened with [`open`].
 ///
 /// # Errors
 /// [`VlmError::File`]
@@ -36,7 +36,8 @@ pub(crate) fn text(path: &Path) -> Result<String> {
     text.map_err(VlmError::file("read", path))
 }
 
-/// Writes a file that has its name, and replaces an older one, once it is complete and on the disk.
+/// Writes a file atomically: it gets its name, replacing an older file, once it is complete and on
+/// disk.
 ///
 /// # Errors
 /// Those of the system.
@@ -54,7 +55,7 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
 pub struct TensorFile {
     path: PathBuf,
     file: File,
-    /// Byte at which the tensors begin.
+    /// The byte offset of the tensors.
     start: u64,
     metadata: Metadata,
 }
@@ -65,23 +66,23 @@ pub struct Stored {
     /// Its shape.
     pub shape: Vec<usize>,
     pub(crate) dtype: Dtype,
-    /// Bytes of the file at which it begins and ends.
+    /// The byte range of the tensor in the file.
     start: u64,
     end: u64,
 }
 
 impl Stored {
-    /// burn's type of its elements, if they are floats.
+    /// burn's type of the elements, if they are floats.
     pub fn dtype(&self) -> Option<DType> {
         float(self.dtype)
     }
 
-    /// Its bytes in the file.
+    /// The byte range of the tensor in the file.
     pub fn bytes(&self) -> Range<u64> {
         self.start..self.end
     }
 
-    /// The number of its elements.
+    /// The number of elements.
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
     }
@@ -91,7 +92,7 @@ impl TensorFile {
     /// Reads the header of a file.
     ///
     /// # Errors
-    /// [`VlmError::File`], also for a file that its header does not describe.
+    /// [`VlmError::File`], also if the header does not match the file.
     pub fn open(path: &Path) -> Result<Self> {
         let read = || -> std::io::Result<Self> {
             let mut file = open(path)?;
@@ -141,17 +142,17 @@ impl TensorFile {
         &self.path
     }
 
-    /// The text that the header has under a name of its own.
+    /// The text under a custom key of the header.
     pub fn metadata(&self, key: &str) -> Option<&str> {
         Some(self.metadata.metadata().as_ref()?.get(key)?)
     }
 
-    /// Byte at which the tensors begin.
+    /// The byte offset of the tensors.
     pub(crate) fn start(&self) -> u64 {
         self.start
     }
 
-    /// Bytes of the file.
+    /// Reads a byte range of the file.
     ///
     /// # Errors
     /// [`VlmError::File`]
@@ -181,7 +182,7 @@ impl TensorFile {
             .collect()
     }
 
-    /// Elements of a tensor, of type `dtype`, which is [`Stored::dtype`] of it.
+    /// Reads elements of a tensor; `dtype` must be its [`Stored::dtype`].
     ///
     /// # Errors
     /// [`VlmError::File`]
@@ -228,7 +229,7 @@ impl Entry {
     }
 }
 
-/// A file that is written under another name, and takes its own when it is complete.
+/// A file written under a temporary name and renamed when complete.
 #[derive(Debug)]
 pub struct Sink {
     path: PathBuf,
@@ -237,7 +238,7 @@ pub struct Sink {
 }
 
 impl Sink {
-    /// Begins a file of `entries`, whose bytes are then to be written in that order.
+    /// Starts a file of `entries`, whose bytes must then be written in this order.
     ///
     /// # Errors
     /// [`VlmError::File`]
@@ -245,7 +246,7 @@ impl Sink {
         Self::create_with(path, entries, &[])
     }
 
-    /// As [`create`](Self::create), with texts in the header, by names.
+    /// As [`create`](Self::create), with named texts in the header.
     ///
     /// # Errors
     /// [`VlmError::File`]
@@ -258,7 +259,7 @@ impl Sink {
         Ok(sink)
     }
 
-    /// Begins a file of which nothing is written yet.
+    /// Starts an empty file.
     ///
     /// # Errors
     /// [`VlmError::File`]
@@ -267,8 +268,8 @@ impl Sink {
         partial.push(".partial");
         let partial = PathBuf::from(partial);
         let create = || -> std::io::Result<Self> {
-            // Removes the partial file of a save that was cut, or a link: nothing is written
-            // through it.
+            // Removes the partial file of an interrupted save, or a link, so that nothing is
+            // written through it.
             std::fs::remove_file(&partial).or_else(|error| match error.kind() {
                 ErrorKind::NotFound => Ok(()),
                 _ => Err(error),
@@ -291,7 +292,7 @@ impl Sink {
         written.map_err(VlmError::file("write", &self.partial))
     }
 
-    /// Gives the file its name, replacing an older one.
+    /// Renames the file to its final name, replacing an older one.
     ///
     /// # Errors
     /// [`VlmError::File`]
@@ -307,7 +308,7 @@ impl Sink {
 
 impl Drop for Sink {
     fn drop(&mut self) {
-        // Gone already if it was renamed; an incomplete file is of no use to anyone.
+        // Already gone if it was renamed; an incomplete file is useless.
         let _gone = std::fs::remove_file(&self.partial);
     }
 }
@@ -331,7 +332,7 @@ fn header(entries: &[Entry], texts: &[(&str, &str)]) -> std::io::Result<String> 
         };
         infos.push((entry.name.clone(), info));
     }
-    // transformers asks for the format.
+    // transformers requires the format.
     let texts = texts.iter().chain(&[("format", "pt")]);
     let texts = texts.map(|(name, text)| ((*name).to_owned(), (*text).to_owned()));
     let texts: HashMap<String, String> = texts.collect();

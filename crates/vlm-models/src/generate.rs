@@ -18,22 +18,22 @@ use crate::model::Vlm;
 use crate::random::Stream;
 use crate::trace::Trace;
 
-/// Keys and values of the tokens so far, and the position ids of the next ones.
+/// Keys and values of the tokens so far, and the position ids of the next tokens.
 #[derive(Clone, Debug)]
 pub struct KvCache {
     layers: Vec<LayerCache>,
-    /// For each row, whether each cached token is attended to: padding is not.
+    /// For each cached token of each row, true unless it is padding.
     attended: Vec<Vec<bool>>,
     /// The next position id of each row.
     next: Vec<i64>,
 }
 
 impl Vlm {
-    /// Reads a prompt: the logits of each row's first new token, `[rows, vocab_size]`, and the
-    /// cache to continue with.
+    /// Processes a prompt. Returns the logits of each row's first new token, `[rows, vocab_size]`,
+    /// and the cache.
     ///
     /// # Errors
-    /// [`VlmError::NotContinuable`] for packed sequences or rows that are all padding; those of
+    /// [`VlmError::NotContinuable`] for packed sequences or rows of padding only; those of
     /// [`forward`](Self::forward).
     pub fn prefill(&self, batch: &Batch) -> Result<(Tensor<2>, KvCache)> {
         if batch.packed {
@@ -62,11 +62,12 @@ impl Vlm {
         Ok((self.logits(hidden), cache))
     }
 
-    /// Reads one more token in each row: the logits of its successor, `[rows, vocab_size]`.
+    /// Processes one more token in each row and returns the logits of the next, `[rows,
+    /// vocab_size]`.
     ///
     /// # Errors
-    /// [`VlmError::Token`]; [`VlmError::NotContinuable`] if there is not one token per row of
-    /// the cache.
+    /// [`VlmError::Token`]; [`VlmError::NotContinuable`] unless there is one token per row of the
+    /// cache.
     pub fn decode(&self, tokens: &[i64], cache: &mut KvCache) -> Result<Tensor<2>> {
         let rows = cache.next.len();
         if tokens.len() != rows {
@@ -104,7 +105,7 @@ impl Vlm {
         Ok(self.logits(hidden.squeeze_dim::<2>(1)))
     }
 
-    /// Continues each row with its most likely tokens, up to `count` of them or one of `stop`,
+    /// Continues each row with its most likely tokens, up to `count` tokens or a token in `stop`,
     /// which ends the row.
     ///
     /// Call it on [`valid()`](burn::module::Module::valid), so that nothing is kept for a backward
@@ -121,13 +122,13 @@ impl Vlm {
         self.generate_with(batch, &options, &mut |_, _| ())
     }
 
-    /// Continues each row, and calls `each` with the row and its token as soon as one is chosen.
-    /// Rows do not depend on each other: each gets the tokens that it would get alone, wherever
-    /// rounding leaves their order.
+    /// Continues each row and calls `each` with the row and each token as soon as it is chosen.
+    /// Rows are independent: each gets the same tokens as it would alone, unless rounding changes
+    /// the order of their probabilities.
     ///
     /// # Errors
-    /// Those of [`prefill`](Self::prefill); [`VlmError::Unsupported`] for a number of the
-    /// options out of its range; [`VlmError::Logits`], [`VlmError::TensorUnreadable`].
+    /// Those of [`prefill`](Self::prefill); [`VlmError::Unsupported`] if an option is out of range;
+    /// [`VlmError::Logits`], [`VlmError::TensorUnreadable`].
     pub fn generate_with(
         &self,
         batch: &Batch,
@@ -164,39 +165,38 @@ impl Vlm {
     }
 }
 
-/// How [`Vlm::generate_with`] continues rows.
+/// Options of [`Vlm::generate_with`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct GenerateOptions {
-    /// The most tokens of a row.
+    /// The limit of new tokens per row.
     pub count: usize,
-    /// Tokens that end a row; they are its last.
+    /// Tokens that end a row. They are part of the result.
     pub stop: Vec<i64>,
-    /// Logits above 0 of tokens that the row has are divided by it, others multiplied; 1 changes
-    /// nothing.
+    /// The repetition penalty: of tokens already in the row, positive logits are divided by it and
+    /// others multiplied; 1 has no effect.
     pub repetition_penalty: f64,
-    /// Draws tokens; the most likely one is taken without.
+    /// Sampling of tokens; `None` takes the most likely token.
     pub sampling: Option<Sampling>,
 }
 
-/// How tokens are drawn.
+/// The parameters of sampling.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
-    /// Logits are divided by it; a finite number above 0.
+    /// The divisor of the logits, finite and above 0.
     pub temperature: f64,
-    /// The number of most likely tokens that are drawn from; all without.
+    /// The number of most likely tokens to sample from; `None` means all.
     pub top_k: Option<usize>,
-    /// The least probability that the most likely tokens, which are drawn from, have together;
-    /// above 0 and at most 1, which is all.
+    /// The probability mass of the most likely tokens to sample from, above 0; 1 means all tokens.
     pub top_p: f64,
-    /// Of the random numbers.
+    /// The seed of the random numbers.
     pub seed: u64,
-    /// Numbers that the random numbers of each row depend on besides the seed, so that a row draws
-    /// the same tokens in any batch; its index where there is none.
+    /// A number per row that, with the seed, determines its random numbers, so that a row draws the
+    /// same tokens in any batch; rows without one use their index.
     pub rows: Vec<u64>,
 }
 
 impl Default for GenerateOptions {
-    /// The most likely tokens, 256 of them.
+    /// Takes the most likely tokens, at most 256.
     fn default() -> Self {
         Self {
             count: 256,
@@ -272,7 +272,7 @@ impl Sampling {
     /// Draws a token.
     fn draw(&self, logits: &[f64], row: usize, step: usize) -> i64 {
         let mut order: Vec<usize> = (0..logits.len()).collect();
-        // Equal ones by their index, so that the order is one.
+        // Equal logits by index, so that the order is unique.
         order.sort_by(|left, right| {
             logits[*right]
                 .total_cmp(&logits[*left])
@@ -294,12 +294,12 @@ impl Sampling {
             left -= weight;
             left < 0.0
         });
-        // Rounding may leave nothing.
+        // Rounding may leave no token chosen.
         order[chosen.unwrap_or(kept - 1)] as i64
     }
 }
 
-/// The index of the first of the largest.
+/// The index of the largest logit; the first if several are equal.
 fn largest(logits: &[f64]) -> i64 {
     let better = |best: usize, next: usize| {
         if logits[next] > logits[best] {
@@ -335,11 +335,11 @@ pub struct GenerationConfig {
     pub stop: Vec<i64>,
     /// See [`GenerateOptions::repetition_penalty`].
     pub repetition_penalty: Option<f64>,
-    /// Keys that change the most likely tokens in transformers and not here.
+    /// Keys that change greedy generation in transformers but are ignored here.
     pub ignored: Vec<String>,
 }
 
-/// Keys that change greedy generation, with the values that change nothing besides null.
+/// Keys that change greedy generation, with the values other than null that have no effect.
 const IGNORED: [(&str, &str); 12] = [
     ("num_beams", "1"),
     ("no_repeat_ngram_size", "0"),
@@ -356,10 +356,10 @@ const IGNORED: [(&str, &str); 12] = [
 ];
 
 impl GenerationConfig {
-    /// Reads `generation_config.json`; where there is none, the stop tokens of `config.json`.
+    /// Reads `generation_config.json`, or if it does not exist, the stop tokens of `config.json`.
     ///
     /// # Errors
-    /// [`VlmError::File`]; [`VlmError::Config`] for what is no JSON, or a token that is no
+    /// [`VlmError::File`]; [`VlmError::Config`] if the text is not JSON, or a token is not a
     /// number.
     pub fn from_folder(folder: impl AsRef<Path>) -> Result<Self> {
         const FILES: [&str; 2] = ["generation_config.json", "config.json"];

@@ -12,7 +12,7 @@ use crate::delta::Recurrence;
 use crate::error::Result;
 use crate::linear::{Draw, Linear};
 
-/// As torch draws the weights and biases of convolutions.
+/// The initialisation of weights and biases of convolutions in torch.
 pub(crate) const OF_CONVOLUTION: Initializer = Initializer::KaimingUniform {
     gain: 0.577_350_269_189_625_8, // 1 / sqrt 3
     fan_out_only: false,
@@ -49,7 +49,7 @@ impl Activation {
 #[derive(Module, Debug)]
 pub(crate) struct FeedForward {
     gate_proj: Option<Linear>,
-    /// Where gate and up are joined, of both, the gate first.
+    /// If gate and up are joined, the matrix of both, gate first.
     up_proj: Linear,
     down_proj: Linear,
     #[module(skip)]
@@ -58,13 +58,13 @@ pub(crate) struct FeedForward {
     activation: Activation,
 }
 
-/// Where a feed-forward network's gate comes from.
+/// The source of a feed-forward network's gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Gate {
     None,
-    /// A matrix of its own.
+    /// A separate matrix.
     Own,
-    /// The matrix that also makes what it gates.
+    /// The matrix that also computes the gated value.
     Joined,
 }
 
@@ -154,8 +154,8 @@ impl Norm {
     }
 }
 
-/// x / sqrt(mean(x^2) + epsilon) * weight, or * (1 + weight): one operation, which keeps its input
-/// alone.
+/// x / sqrt(mean(x^2) + epsilon) * weight, or * (1 + weight), as one operation that keeps only its
+/// input.
 #[derive(Module, Debug)]
 pub(crate) struct RmsNorm {
     pub(crate) weight: Param<Tensor<1>>,
@@ -175,7 +175,7 @@ impl RmsNorm {
         }
     }
 
-    /// A norm that multiplies by 1 + weight.
+    /// Creates a norm that multiplies by 1 + weight.
     pub(crate) fn with_unit_offset(channels: usize, epsilon: f64, device: &Device) -> Self {
         Self {
             weight: Initializer::Zeros.init([channels], device),
@@ -189,7 +189,7 @@ impl RmsNorm {
         if !self.unit_offset {
             return Ok(burn_attention::rms_norm(x, weight, self.epsilon)?);
         }
-        // 1 + weight has too few digits in 16 bits.
+        // 1 + weight is too imprecise in 16 bits.
         let wide = match dtype {
             DType::F64 => DType::F64,
             _ => DType::F32,
@@ -204,13 +204,13 @@ impl RmsNorm {
 pub(crate) struct Common<'a> {
     pub(crate) angles: &'a RotaryAngles,
     pub(crate) attention: &'a Attention,
-    /// How the tokens of a step follow each other, where a layer has a state; none where a cache
-    /// goes on by a token.
+    /// The sequence structure of the step's tokens, for layers with a state; `None` when a cache
+    /// advances by one token.
     pub(crate) recurrence: Option<&'a Recurrence>,
     pub(crate) draw: Draw<'a>,
 }
 
-/// Attends, and joins the heads of each token.
+/// Computes attention and concatenates the heads of each token.
 ///
 /// # Shapes
 /// - q: `[batch, heads, queries, head_dim]`; k, v: `[batch, kv_heads, keys, head_dim]`

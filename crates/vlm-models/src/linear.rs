@@ -8,13 +8,13 @@ use burn_attention::linear;
 use crate::error::Result;
 use crate::random::Stream;
 
-/// The random numbers of each row of what a layer reads; without, nothing is dropped.
+/// The random numbers of each row of a layer's input; `None` disables dropout.
 pub(crate) type Draw<'a> = Option<&'a [Stream]>;
 
-/// y = x W + b + s (x A) B, the last term where there is an adapter.
+/// y = x W + b + s (x A) B; the last term only with an adapter.
 ///
-/// The two small products stand beside the large one: neither the sum W + s A B nor its gradient,
-/// each as large as W, ever exists.
+/// The two small products are separate from the large one: neither the sum W + s A B nor its
+/// gradient, each as large as W, is ever computed.
 #[derive(Module, Debug)]
 pub(crate) struct Linear {
     /// `[inputs, outputs]`
@@ -73,8 +73,8 @@ impl Linear {
         self.weight.lazy_shape().dims()
     }
 
-    /// Places an adapter beside the weight that changes nothing yet: B is 0, and A is uniform
-    /// within 1 / sqrt(inputs), as PEFT draws it.
+    /// Adds an adapter without effect: B is 0, and A is uniform within 1 / sqrt(inputs), as in
+    /// PEFT.
     pub(crate) fn adapt(&mut self, config: AdapterConfig, index: u64, stream: Stream) {
         let [inputs, outputs] = self.sizes();
         let device = self.weight.device();
@@ -93,8 +93,8 @@ impl Linear {
         });
     }
 
-    /// Places an adapter of these matrices, `[inputs, rank]` and `[rank, outputs]`, the second with
-    /// its scale.
+    /// Adds an adapter with the matrices `[inputs, rank]` and `[rank, outputs]`, the second already
+    /// scaled.
     pub(crate) fn place(&mut self, a: Tensor<2>, b: Tensor<2>) {
         self.adapter = Some(Adapter {
             a: Param::from_tensor(a),
@@ -111,7 +111,7 @@ impl Linear {
             (Some(adapter), Some(rows)) if adapter.dropout > 0.0 => {
                 let y = linear(x.clone(), weight, bias, None)?;
                 let dtype = y.dtype();
-                // One rounding of the sum, not two of its terms.
+                // The sum is rounded once, rather than each of its two terms.
                 let delta = adapter.dropped(x, rows)?;
                 Ok((y.cast(delta.dtype()) + delta).cast(dtype))
             }
@@ -131,7 +131,7 @@ impl Adapter {
         [self.a.val(), b]
     }
 
-    /// s (x A) B, in the adapter's type, of an x of which some is dropped.
+    /// s (x A) B in the adapter's type, with dropout applied to x.
     fn dropped<const D: usize>(&self, x: Tensor<D>, rows: &[Stream]) -> Result<Tensor<D>> {
         let [a, b] = self.scaled();
         let (dims, kept) = (x.dims(), 1.0 / (1.0 - self.dropout));

@@ -29,20 +29,20 @@ struct Index {
 }
 
 impl VlmConfig {
-    /// A model with the weights of a checkpoint folder: `model.safetensors`, or without it the
-    /// tensors that `model.safetensors.index.json` names, each from the shard that it names; other
-    /// tensors of these shards are not read. Weights are converted to the device's float type.
+    /// Loads a model with the weights of a checkpoint folder: `model.safetensors`, or if it does
+    /// not exist, the tensors in `model.safetensors.index.json`, each from the shard stated there.
+    /// Other tensors of the shards are not read. Weights are converted to the device's float type.
     ///
     /// # Errors
     /// [`VlmError::File`], [`VlmError::NotInShard`], [`VlmError::TwoSpellings`],
-    /// [`VlmError::MissingTensors`], [`VlmError::UnusedTensors`],
-    /// [`VlmError::TensorShape`], [`VlmError::TensorUnreadable`]; [`VlmError::Transfer`]
-    /// if the device is lost before it has the whole model; those of [`init`](Self::init).
+    /// [`VlmError::MissingTensors`], [`VlmError::UnusedTensors`], [`VlmError::TensorShape`],
+    /// [`VlmError::TensorUnreadable`]; [`VlmError::Transfer`] if the device fails before it has the
+    /// whole model; those of [`init`](Self::init).
     pub fn load(&self, folder: impl AsRef<Path>, device: &Device) -> Result<Vlm> {
         self.load_with(folder, device, Transfer::default())
     }
 
-    /// As [`load`](Self::load), in pieces of a chosen size, with a report after each.
+    /// As [`load`](Self::load), with a chosen chunk size and a progress report after each chunk.
     ///
     /// # Errors
     /// Those of [`load`](Self::load).
@@ -61,14 +61,14 @@ impl VlmConfig {
         Ok(model)
     }
 
-    /// The tensors of a checkpoint by the names of the parameters that they are for.
+    /// The tensors of a checkpoint, by the names of their parameters.
     ///
     /// # Errors
     /// [`VlmError::TwoSpellings`]
     pub(crate) fn found(&self, files: &[Weights]) -> Result<BTreeMap<String, Found>> {
         let to_module = self.family.names.to_module();
-        // A tied head may be written out, older checkpoints store the frequencies, and some have
-        // parts that no model reads.
+        // A tied head may be stored, older checkpoints store the frequencies, and some have parts
+        // that no model reads.
         let is_no_parameter = |path: &str| {
             (self.tied && path == "lm_head.weight")
                 || path.ends_with("rotary_emb.inv_freq")
@@ -98,7 +98,7 @@ impl VlmConfig {
     }
 }
 
-/// A file of weights, and the tensors that are read from it.
+/// A file of weights, and the tensors to read from it.
 #[derive(Debug)]
 pub(crate) struct Weights {
     pub(crate) source: TensorFile,
@@ -137,15 +137,15 @@ impl Part<'_> {
     }
 }
 
-/// Finds the tensor of each parameter, before anything is read.
+/// Finds the tensor of each parameter before any elements are read.
 struct Plan<'a> {
     kind: Kind,
     found: &'a BTreeMap<String, Found>,
     to_checkpoint: KeyRemapper,
     path: ModulePath,
-    /// By the parameter's name in the module.
+    /// The tensors, by the parameter's name in the module.
     uses: BTreeMap<String, Part<'a>>,
-    /// By the checkpoint's name.
+    /// Missing tensors, by their names in the checkpoint.
     missing: Vec<String>,
     error: Option<VlmError>,
 }
@@ -199,7 +199,7 @@ impl ModuleVisitor for Plan<'_> {
 struct Load<'a, 'p> {
     files: &'a [Weights],
     uses: BTreeMap<String, Part<'a>>,
-    /// The type that parameters have on the device.
+    /// The type of parameters on the device.
     dtype: DType,
     path: ModulePath,
     transfer: Transfer<'p>,
@@ -248,7 +248,7 @@ impl ModuleMapper for Load<'_, '_> {
 }
 
 impl Vlm {
-    /// Fills the parameters of a kind with tensors of files, found by the parameters' names.
+    /// Fills the parameters of a kind from files, by the parameters' names.
     ///
     /// # Errors
     /// [`VlmError::File`], [`VlmError::MissingTensors`], [`VlmError::UnusedTensors`],
@@ -265,7 +265,7 @@ impl Vlm {
         self.fill_with(files, uses, dtype, transfer)
     }
 
-    /// The tensor for each parameter of a kind, of which nothing is read yet.
+    /// The tensor for each parameter of a kind, with no elements read yet.
     ///
     /// # Errors
     /// [`VlmError::MissingTensors`], [`VlmError::UnusedTensors`],
@@ -304,7 +304,7 @@ impl Vlm {
         Ok(uses)
     }
 
-    /// Fills the parameters that `uses` names, and leaves the others as they are.
+    /// Fills the parameters in `uses` and leaves the others unchanged.
     ///
     /// # Errors
     /// [`VlmError::File`], [`VlmError::Transfer`].
@@ -328,12 +328,12 @@ impl Vlm {
         load.transfer.begin(total);
         let model = self.map(&mut load);
         load.error.map_or(Ok(()), Err)?;
-        // Until the device has confirmed the last piece, part of the model may be lost.
+        // Until the device confirms the last chunk, part of the model may be lost.
         load.transfer.confirm(SINGLE, &device)?;
         Ok(model)
     }
 
-    /// From the modules' names to those of a file of that kind.
+    /// The map from module names to the names in a file of a kind.
     fn names(&self, kind: Kind) -> KeyRemapper {
         match kind {
             Kind::Base => self.family.names.to_checkpoint(),
@@ -341,20 +341,20 @@ impl Vlm {
         }
     }
 
-    /// Writes `model.safetensors` into a folder, with the names of the family's checkpoints; an
-    /// existing one is replaced once the new one is complete.
+    /// Writes `model.safetensors` into a folder, with the names of the family's checkpoints. An
+    /// existing file is replaced once the new one is complete.
     ///
-    /// Then `model.safetensors.index.json` is removed, so that nobody reads older weights by it.
-    /// The shards that it named stay: they belong to the caller.
+    /// Then `model.safetensors.index.json` is removed, so that it cannot refer to older weights.
+    /// Its shards are kept: they belong to the caller.
     ///
     /// # Errors
-    /// [`VlmError::File`]; [`VlmError::Transfer`] if the device is lost: then the existing
-    /// file stays.
+    /// [`VlmError::File`]; [`VlmError::Transfer`] if the device fails. The existing file is then
+    /// kept.
     pub fn save(&self, folder: impl AsRef<Path>) -> Result<()> {
         self.save_with(folder, Transfer::default())
     }
 
-    /// As [`save`](Self::save), in pieces of a chosen size, with a report after each.
+    /// As [`save`](Self::save), with a chosen chunk size and a progress report after each chunk.
     ///
     /// # Errors
     /// Those of [`save`](Self::save).
@@ -376,10 +376,10 @@ impl Vlm {
         }
     }
 
-    /// Every parameter with its checkpoint's name, in the checkpoint's shape.
+    /// Reads every parameter, with its name and shape in a checkpoint.
     ///
     /// # Errors
-    /// [`VlmError::Transfer`] if one cannot be read back from its device.
+    /// [`VlmError::Transfer`] if a tensor cannot be read from its device.
     pub fn checkpoint_tensors(&self) -> Result<BTreeMap<String, TensorData>> {
         let entries = self.entries(Kind::Base);
         let mut bytes: BTreeMap<String, Vec<u8>> = BTreeMap::new();
@@ -397,11 +397,11 @@ impl Vlm {
         Ok(named.collect())
     }
 
-    /// The gradient of every parameter with its checkpoint's name, in the checkpoint's shape; zeros
-    /// where there is none.
+    /// Reads the gradient of every parameter, with its name and shape in a checkpoint. Missing
+    /// gradients are zeros.
     ///
     /// # Errors
-    /// [`VlmError::Transfer`] if one cannot be read back from its device.
+    /// [`VlmError::Transfer`] if a tensor cannot be read from its device.
     pub fn checkpoint_gradients(
         &self,
         gradients: GradientsParams,
@@ -411,8 +411,7 @@ impl Vlm {
             .checkpoint_tensors()
     }
 
-    /// Every parameter of a kind as a file has it, in the order in which [`read`](Self::read) reads
-    /// them.
+    /// Every parameter of a kind in its form in a file, in the order of [`read`](Self::read).
     pub(crate) fn entries(&self, kind: Kind) -> Vec<Entry> {
         let mut list = List {
             kind,
@@ -424,8 +423,8 @@ impl Vlm {
         list.entries
     }
 
-    /// Reads every parameter of a kind from its device and passes each piece, with the parameter's
-    /// name in a file, to `write`.
+    /// Reads every parameter of a kind from its device and passes each chunk to `write`, with the
+    /// parameter's name in a file.
     pub(crate) fn read(
         &self,
         kind: Kind,
@@ -514,7 +513,7 @@ impl<W: FnMut(&str, TensorData) -> Result<()>> ModuleVisitor for Read<'_, '_, W>
     }
 }
 
-/// Where a visitor is in the modules.
+/// The position of a visitor in the modules.
 #[derive(Default)]
 pub(crate) struct ModulePath {
     names: Vec<String>,
@@ -541,7 +540,7 @@ impl ModulePath {
         as_in_pytorch(&self.names.join("."))
     }
 
-    /// The parameter's name in a file: as `names` has it, an adapter's as PEFT has it.
+    /// The parameter's name in a file: by `names`, or PEFT's name for an adapter.
     pub(crate) fn checkpoint_name(&self, names: &KeyRemapper) -> String {
         let name = self.name();
         adapter_name(names, &name).unwrap_or_else(|| rename(names, &name))
@@ -554,7 +553,7 @@ impl ModulePath {
         }
     }
 
-    /// True if a file has the parameter transposed: the matrix of a linear layer, or one of its
+    /// True if the parameter is transposed in files: the matrix of a linear layer or of its
     /// adapter.
     pub(crate) fn is_transposed(&self) -> bool {
         match self.container() {
@@ -563,7 +562,7 @@ impl ModulePath {
         }
     }
 
-    /// The struct that has the parameter.
+    /// The struct that holds the parameter.
     fn container(&self) -> Option<&str> {
         ModuleContext::new(&self.containers).module_type()
     }
@@ -587,8 +586,8 @@ impl ModuleMapper for TakeGradients {
     }
 }
 
-/// A number of a checkpoint that another one does not have: of the names, the shapes and the first
-/// elements of all its tensors, however they are divided into files.
+/// A fingerprint of a checkpoint: a hash of the names, shapes and first elements of all its
+/// tensors, independent of their division into files.
 ///
 /// # Errors
 /// [`VlmError::File`]
@@ -596,7 +595,7 @@ impl ModuleMapper for TakeGradients {
 /// # Source
 /// Fowler, Noll, Vo: FNV-1a of 64 bits
 pub(crate) fn fingerprint(files: &[Weights], found: &BTreeMap<String, Found>) -> Result<u64> {
-    /// Bytes of a tensor that count.
+    /// Bytes of each tensor in the hash.
     const READ: u64 = 1024;
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     let mut add = |bytes: &[u8]| {
@@ -622,7 +621,7 @@ pub(crate) fn fingerprint(files: &[Weights], found: &BTreeMap<String, Found>) ->
 /// [`VlmError::File`]; those of [`indexed`].
 pub(crate) fn weights(folder: &Path) -> Result<Vec<Weights>> {
     let (single, index) = (folder.join(SINGLE), folder.join(INDEX));
-    // As transformers does: where both exist, the single file was saved into a folder of shards.
+    // As in transformers: if both exist, the single file was saved into a folder of shards.
     if single.exists() || !index.exists() {
         let source = TensorFile::open(&single)?;
         let tensors = source.tensors();
@@ -645,8 +644,8 @@ pub(crate) fn weights(folder: &Path) -> Result<Vec<Weights>> {
         .collect()
 }
 
-/// A shard, and the tensors that the index has in it. It may hold others: stale copies of another
-/// shard's, or parts that no model reads.
+/// A shard, with its tensors according to the index. It may hold others: stale copies of another
+/// shard's tensors, or parts that no model reads.
 ///
 /// # Errors
 /// [`VlmError::NotInShard`]

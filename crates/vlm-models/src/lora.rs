@@ -16,7 +16,7 @@ use crate::names::rename;
 use crate::random::Stream;
 use crate::trace::Sampled;
 
-/// A part of the model that is trained or frozen by itself, and has a learning rate of its own.
+/// A part of the model that is trained or frozen separately, with a separate learning rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ModelPart {
@@ -51,15 +51,15 @@ pub struct LoraConfig {
     pub rank: usize,
     /// s = alpha / rank, or with `rslora` alpha / sqrt(rank).
     pub alpha: f64,
-    /// The probability with which an input of A is dropped in training.
+    /// The dropout probability of the inputs of A in training.
     pub dropout: f64,
-    /// The scale of rank-stabilised LoRA.
+    /// True for the scale of rank-stabilised LoRA.
     pub rslora: bool,
     /// The parts of the model that have adapters.
     pub parts: Vec<ModelPart>,
-    /// The linear layers of these parts that have adapters; none stands for all. Each is the end of
-    /// the layer's name in transformers, as `q_proj` or `attn.qkv`, or a regular expression for the
-    /// whole name, as `model\.language_model\.layers\.[0-3]\..*`.
+    /// The linear layers of these parts that have adapters; empty means all. Each target is the end
+    /// of a layer's name in transformers, such as `q_proj` or `attn.qkv`, or a regular expression
+    /// for the whole name, such as `model\.language_model\.layers\.[0-3]\..*`.
     pub targets: Vec<String>,
 }
 
@@ -78,7 +78,7 @@ impl Default for LoraConfig {
 }
 
 impl LoraConfig {
-    /// The factor that adapters of this configuration are multiplied with.
+    /// The scale s of adapters with this configuration.
     pub fn scale(&self) -> f64 {
         let rank = self.rank as f64;
         self.alpha / if self.rslora { rank.sqrt() } else { rank }
@@ -111,13 +111,13 @@ impl LoraConfig {
 /// One entry of [`LoraConfig::targets`].
 struct Target<'a> {
     text: &'a str,
-    /// Of the whole name.
+    /// A pattern for the whole name.
     pattern: Option<Regex>,
 }
 
 impl<'a> Target<'a> {
     fn new(text: &'a str) -> Self {
-        // A size limit, since the text may come from a stranger's file.
+        // A size limit, since the text may come from an untrusted file.
         let pattern = regex::RegexBuilder::new(&format!("^(?:{text})$"))
             .size_limit(1 << 20)
             .build();
@@ -139,7 +139,7 @@ impl<'a> Target<'a> {
 pub struct Parameter {
     /// Its identity in the module.
     pub id: ParamId,
-    /// Its name in transformers, an adapter's as PEFT has it.
+    /// Its name in transformers, or in PEFT for an adapter.
     pub name: String,
     /// The part that it belongs to.
     pub part: ModelPart,
@@ -147,12 +147,12 @@ pub struct Parameter {
     pub shape: Vec<usize>,
     /// Its type.
     pub dtype: DType,
-    /// True if files have it transposed.
+    /// True if it is transposed in files.
     pub(crate) is_transposed: bool,
 }
 
 impl Parameter {
-    /// True if weight decay applies: to matrices, not to norms and biases.
+    /// True if weight decay applies, as to matrices but not to norms and biases.
     pub fn decays(&self) -> bool {
         self.shape.len() > 1
     }
@@ -162,12 +162,12 @@ impl Parameter {
         self.shape.iter().product()
     }
 
-    /// At most `count` elements of it, or of its gradient, flat in the module's order; in the order
-    /// of files.
+    /// Samples at most `count` elements of the parameter or of its gradient. `flat` is in the
+    /// module's order, the result in the order of files.
     ///
     /// # Errors
-    /// [`VlmError::TensorUnreadable`] if `flat` has another number of elements, or the device does
-    /// not give them back.
+    /// [`VlmError::TensorUnreadable`] if `flat` has the wrong number of elements, or cannot be read
+    /// from the device.
     pub fn sample(&self, flat: Tensor<1>, count: usize) -> Result<Sampled> {
         let [found] = flat.dims();
         if found != self.elements() {
@@ -187,7 +187,7 @@ impl Parameter {
 }
 
 impl Vlm {
-    /// The parameters that are trained, in the order of the module.
+    /// The trained parameters, in the order of the module.
     pub fn parameters(&self) -> Vec<Parameter> {
         let mut parameters = Vec::new();
         self.each_parameter(|parameter, is_trained, _| {
@@ -198,11 +198,11 @@ impl Vlm {
         parameters
     }
 
-    /// At most `count` elements of every parameter, or of those that are trained, by its name in
+    /// Samples at most `count` elements of every parameter, or of every trained one, by its name in
     /// transformers.
     ///
     /// # Errors
-    /// [`VlmError::TensorUnreadable`] if the device does not give one back.
+    /// [`VlmError::TensorUnreadable`] if a parameter cannot be read from the device.
     pub fn sample_parameters(
         &self,
         count: usize,
@@ -222,7 +222,7 @@ impl Vlm {
         result.map(|()| found)
     }
 
-    /// Calls `each` with every parameter, whether it is trained, and its elements, flat in the
+    /// Calls `each` with every parameter, true if it is trained, and its elements, flat in the
     /// module's order.
     fn each_parameter(&self, each: impl FnMut(Parameter, bool, Tensor<1>)) {
         self.visit(&mut Parameters {
@@ -232,15 +232,15 @@ impl Vlm {
         });
     }
 
-    /// The part and the number of elements of each weight, in the order of the module. Weights that
-    /// are not drawn yet stay so.
+    /// The part and the number of elements of each weight, in the order of the module. It does not
+    /// initialise lazy weights.
     pub fn weight_sizes(&self) -> Vec<(ModelPart, usize)> {
         let mut sizes = Sizes::default();
         self.visit(&mut sizes);
         sizes.found
     }
 
-    /// Trains these parts as they are, without adapters, and freezes the others.
+    /// Trains all weights of these parts, without adapters, and freezes the others.
     #[must_use]
     pub fn train_parts(mut self, parts: &[ModelPart]) -> Self {
         self.remove_adapters();
@@ -250,12 +250,12 @@ impl Vlm {
         })
     }
 
-    /// Freezes the model and places adapters, which change nothing yet; earlier ones are removed.
-    /// A is drawn from `seed`.
+    /// Freezes the model, removes earlier adapters and adds new ones, which have no effect yet. A
+    /// is drawn from `seed`.
     ///
     /// # Errors
-    /// [`VlmError::Unsupported`]; [`VlmError::NoTarget`] for a target that is no linear
-    /// layer of the parts.
+    /// [`VlmError::Unsupported`]; [`VlmError::NoTarget`] if a target matches no linear layer of the
+    /// parts.
     pub fn with_lora(self, config: &LoraConfig, seed: u64) -> Result<Self> {
         let mut model = self.train_parts(&[]);
         let chosen = model.adapted(config)?;
@@ -265,7 +265,7 @@ impl Vlm {
         Ok(model)
     }
 
-    /// Inputs and outputs of the linear layers that adapters of a configuration stand beside.
+    /// Inputs and outputs of the linear layers with adapters under a configuration.
     ///
     /// # Errors
     /// Those of [`with_lora`](Self::with_lora).
@@ -279,7 +279,7 @@ impl Vlm {
             .collect())
     }
 
-    /// The linear layers that a configuration means, by name in the module.
+    /// The linear layers that a configuration selects, by name in the module.
     fn adapted(&mut self, config: &LoraConfig) -> Result<Vec<String>> {
         config.check()?;
         let names = self.linear_names();
@@ -323,8 +323,7 @@ impl Vlm {
         }
     }
 
-    /// Places adapters beside the linear layers that `is_target` says, by their names in the
-    /// module.
+    /// Adds adapters to the linear layers that `is_target` selects by their names in the module.
     pub(crate) fn adapt(
         &mut self,
         config: &LoraConfig,
@@ -345,7 +344,7 @@ impl Vlm {
         self.lora = Some(config.clone());
     }
 
-    /// The linear layers but the output head, by name in the module.
+    /// The linear layers except the output head, by name in the module.
     pub(crate) fn linears(&mut self) -> Vec<(String, &mut Linear)> {
         let visual = self.visual.linears();
         let visual = visual.map(|(name, linear)| (format!("visual.{name}"), linear));
@@ -358,7 +357,7 @@ impl Vlm {
         visual.chain(decoder).collect()
     }
 
-    /// The linear layers but the output head, by name in the module and in transformers.
+    /// The linear layers except the output head, by name in the module and in transformers.
     pub(crate) fn linear_names(&mut self) -> Vec<(String, String)> {
         let to_class = self.family.names.to_class();
         let linears = self.linears().into_iter();
@@ -378,7 +377,7 @@ pub(crate) fn class_name(to_class: &KeyRemapper, path: &str) -> String {
     name.trim_end_matches(".weight").to_owned()
 }
 
-/// Goes through the parameters.
+/// Visits the parameters.
 struct Parameters<F> {
     to_class: KeyRemapper,
     path: ModulePath,

@@ -22,14 +22,15 @@ use crate::load::{Found, INDEX, Kind, Weights, fingerprint, weights};
 use crate::peft::AdapterFile;
 use crate::streamed::{Streamed, logits_allowed};
 
-/// Bytes that are copied at once, and those of the rows of a weight that are in memory, in f32.
+/// Bytes copied at a time, and bytes of the rows of a weight in memory, in f32.
 const PIECE_BYTES: usize = 16 << 20;
-/// Without it no folder is loaded, so it is written last.
+/// The file without which no folder can be loaded, so it is written last.
 const CONFIG: &str = "config.json";
-/// A file that a folder has until it is complete: what has it, and no configuration, was cut off.
+/// A file that marks an incomplete folder. A folder with it and without a configuration was
+/// interrupted.
 const MARK: &str = ".mrope-partial";
-/// Beginnings and ends of names of files that hold weights or say where they are. The base's are
-/// not those of the merged model, and transformers loads an adapter that lies beside weights.
+/// Prefixes and suffixes of files that hold or index weights. The base's files are not the merged
+/// model's, and transformers loads an adapter stored beside weights.
 const ADAPTER: &str = "adapter_";
 const WEIGHTS: [&str; 6] = [
     ".safetensors",
@@ -40,8 +41,7 @@ const WEIGHTS: [&str; 6] = [
     ".index.json",
 ];
 
-/// Adapters and the checkpoint that they are added to, of which only names and shapes have been
-/// read.
+/// Adapters and their base checkpoint, with only names and shapes read so far.
 #[derive(Debug)]
 pub struct Merge {
     config: VlmConfig,
@@ -60,26 +60,26 @@ pub(crate) struct OpenAdapter {
     scale: f64,
 }
 
-/// A weight that was merged.
+/// A merged weight.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MergedTensor {
     /// Its name in the checkpoint.
     pub name: String,
     /// Its type there.
     pub dtype: DType,
-    /// The root mean square of what the adapters add to an element.
+    /// The root mean square of the change by the adapters, per element.
     pub change: f64,
-    /// The largest difference between a stored element and its sum.
+    /// The largest difference between a stored element and the exact sum.
     pub rounding: f64,
-    /// The root of the sum of all squares of these differences, relative to that of the change: 1
-    /// where rounding is as large as the adapter's effect.
+    /// The L2 norm of these differences relative to the L2 norm of the change: 1 means that
+    /// rounding is as large as the adapter's effect.
     pub lost: f64,
 }
 
-/// Logits over a small prompt with a picture, for a part of the vocabulary.
+/// Comparison of logits over a small prompt with a picture, for part of the vocabulary.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MergeCheck {
-    /// The largest magnitude, of the base with its adapters.
+    /// The largest magnitude of the logits of the base with its adapters.
     pub largest: f64,
     /// The largest difference between the base with its adapters and the base.
     pub effect: f64,
@@ -88,16 +88,16 @@ pub struct MergeCheck {
 }
 
 impl Merge {
-    /// Opens a checkpoint folder and adapters in PEFT's files, each with a number that its effect is
-    /// multiplied with: 1 for the adapter as it was trained. Products are computed on `device`.
+    /// Opens a checkpoint folder and adapters in PEFT's files, each with a factor on its effect; 1
+    /// means the adapter as trained. Products are computed on `device`.
     ///
-    /// With `any_base`, an adapter that records another checkpoint is taken all the same; names and
-    /// shapes must still fit.
+    /// With `any_base`, an adapter that records a different checkpoint is accepted; names and
+    /// shapes must still match.
     ///
     /// # Errors
     /// Those of [`VlmConfig::from_folder`], [`VlmConfig::load`] and
     /// [`Vlm::load_adapter`](crate::Vlm::load_adapter); [`VlmError::OtherBase`];
-    /// [`VlmError::Unsupported`] for a factor that is 0 or not finite.
+    /// [`VlmError::Unsupported`] if a factor is 0 or not finite.
     pub fn open(
         base: impl AsRef<Path>,
         adapters: &[(PathBuf, f64)],
@@ -148,16 +148,16 @@ impl Merge {
         })
     }
 
-    /// Writes the merged checkpoint into a folder that does not exist yet, and calls `each` after
-    /// every merged weight.
+    /// Writes the merged checkpoint into a new folder and calls `each` after every merged weight.
     ///
-    /// The folder gets its name when its weights are on the disk, and their logits are those of the
-    /// base with its adapters; before, they are in a folder beside it. `config.json` comes last, so
-    /// nothing loads a folder that was cut off. Another merge into the same name removes it.
+    /// Weights are first written to a temporary folder beside it. The folder gets its name when
+    /// they are on disk and their logits match those of the base with its adapters. `config.json`
+    /// is written last, so an interrupted folder cannot be loaded. The next merge into the same
+    /// name removes it.
     ///
     /// # Errors
     /// [`VlmError::File`]; [`VlmError::NotFinite`], [`VlmError::MergeDiffers`];
-    /// [`VlmError::Transfer`] if the device is lost. Nothing is left then.
+    /// [`VlmError::Transfer`] if the device fails. After an error, no folder is left.
     pub fn write(
         &self,
         out: impl AsRef<Path>,
@@ -187,7 +187,7 @@ impl Merge {
         Ok(check)
     }
 
-    /// Copies a file of weights, and adds what adapters there are.
+    /// Copies a file of weights and adds the adapters.
     fn write_shard(
         &self,
         index: usize,
@@ -226,7 +226,7 @@ impl Merge {
         sink.commit()
     }
 
-    /// Writes a weight with what its adapters add.
+    /// Writes the sum of a weight and its adapters.
     fn write_sum(
         &self,
         path: &str,
@@ -235,7 +235,7 @@ impl Merge {
         sink: &mut Sink,
     ) -> Result<MergedTensor> {
         let (name, stored) = (&found.name, &found.stored);
-        // A float, of two dimensions: the plan of the model has checked it.
+        // A float of two dimensions, as checked by the plan of the model.
         let dtype = stored.dtype().unwrap_or(DType::F32);
         let [rows, columns] = [stored.shape[0], stored.shape[1]];
         let wide = adapter_dtype(dtype);
@@ -279,7 +279,7 @@ impl Merge {
         })
     }
 
-    /// Copies what the folder holds besides weights and the configuration.
+    /// Copies the other files of the folder, without weights and the configuration.
     fn copy_others(&self, folder: &Path) -> Result<()> {
         let failed = || VlmError::file("read", &self.base);
         let sharded = self.files.iter().any(|file| {
@@ -306,7 +306,7 @@ impl Merge {
         Ok(())
     }
 
-    /// Compares logits of the files that were written with those of the base and its adapters.
+    /// Compares logits of the written files with those of the base and its adapters.
     fn check(&self, folder: &Path) -> Result<MergeCheck> {
         let device = &self.device;
         let base = Streamed::new(&self.config, &self.files, &self.found, device)?;
@@ -320,7 +320,7 @@ impl Merge {
         let merged = Streamed::new(&self.config, &files, &found, device)?.logits(&[])?;
         let apart = |others: &[f64]| {
             let pairs = adapted.iter().zip(others);
-            // NaN is the largest.
+            // NaN counts as the largest.
             pairs.fold(0.0_f64, |most, (left, right)| {
                 let apart = (left - right).abs();
                 if apart <= most { most } else { apart }
@@ -347,12 +347,12 @@ impl Merge {
 }
 
 impl OpenAdapter {
-    /// The factor of its product.
+    /// The factor on its product.
     pub(crate) fn scale(&self) -> f64 {
         self.scale
     }
 
-    /// A, `[rank, inputs]`, and B, `[outputs, rank]`, of a layer that it adapts.
+    /// A, `[rank, inputs]`, and B, `[outputs, rank]`, of an adapted layer.
     pub(crate) fn halves(
         &self,
         layer: &str,
@@ -465,13 +465,13 @@ impl Sums {
     }
 }
 
-/// A folder that is not complete yet; removed unless it gets its name.
+/// An incomplete folder, removed on drop unless committed.
 struct Partial {
     path: PathBuf,
 }
 
 impl Partial {
-    /// A folder beside `out`. What an earlier merge into the same name left is removed.
+    /// Creates a folder beside `out`. Remains of an earlier merge into the same name are removed.
     fn create(out: &Path) -> Result<Self> {
         let mut name = OsString::from(".");
         name.push(out.file_name().unwrap_or_default());
@@ -493,7 +493,7 @@ impl Partial {
     /// Gives the folder its name.
     fn commit(self, out: &Path) -> Result<()> {
         let commit = || -> std::io::Result<()> {
-            // A folder cannot be opened on every system; where it can, its names reach the disk.
+            // Not every system can open a folder; if it can, syncing it writes its names to disk.
             if let Ok(folder) = File::open(&self.path) {
                 folder.sync_all()?;
             }

@@ -17,13 +17,13 @@ use crate::vision::VisionTower;
 
 /// A vision-language model of one of the families that a configuration names.
 ///
-/// [`VlmConfig::load`] makes one with a checkpoint's weights, [`VlmConfig::init`] with random
-/// ones.
+/// [`VlmConfig::load`] creates it with a checkpoint's weights, [`VlmConfig::init`] with random
+/// weights.
 #[derive(Module, Debug)]
 pub struct Vlm {
     pub(crate) visual: VisionTower,
     pub(crate) language_model: Decoder,
-    /// Absent where the word embeddings are also the matrix of the output head.
+    /// The output head; `None` if it shares the matrix of the word embeddings.
     pub(crate) lm_head: Option<Linear>,
     pub(crate) vocab_size: usize,
     pub(crate) patch_elems: usize,
@@ -38,20 +38,20 @@ pub struct Vlm {
     pub(crate) padding_predicts: bool,
     #[module(skip)]
     pub(crate) family: &'static Family,
-    /// The configuration of the adapters, where there are any.
+    /// The configuration of the adapters, if any.
     #[module(skip)]
     pub(crate) lora: Option<LoraConfig>,
-    /// The fingerprint of the checkpoint that the weights were read from.
+    /// The fingerprint of the checkpoint of the weights.
     #[module(skip)]
     pub(crate) fingerprint: Option<u64>,
 }
 
 impl VlmConfig {
-    /// A model with random weights, drawn when they are first used.
+    /// Creates a model with random weights, which are drawn on first use.
     ///
     /// # Errors
-    /// [`VlmError::Sizes`](crate::VlmError::Sizes) if sizes were changed and contradict each
-    /// other; [`VlmError::Rotary`](crate::VlmError::Rotary) if the rotation is refused.
+    /// [`VlmError::Sizes`](crate::VlmError::Sizes) if sizes were changed and contradict each other;
+    /// [`VlmError::Rotary`](crate::VlmError::Rotary) if the rotation is invalid.
     pub fn init(&self, device: &Device) -> Result<Vlm> {
         self.check()?;
         let text = &self.text;
@@ -84,7 +84,7 @@ impl Vlm {
         self.language_model.embed_tokens.weight.device()
     }
 
-    /// The tokens that stand for a merged patch of a picture and of a video.
+    /// The placeholder tokens of a merged patch of a picture and of a video.
     pub fn placeholders(&self) -> [i64; 2] {
         [self.image_token, self.video_token]
     }
@@ -94,15 +94,16 @@ impl Vlm {
         self.language_model.embed_tokens.weight.dtype()
     }
 
-    /// Logits of each token's successor, `[rows, tokens, vocab_size]`.
+    /// Computes the logits of each token's successor, `[rows, tokens, vocab_size]`.
     ///
     /// # Errors
-    /// [`VlmError::Rotary`](crate::VlmError::Rotary) if the batch was made by another model.
+    /// [`VlmError::Rotary`](crate::VlmError::Rotary) if the batch was prepared by a different
+    /// model.
     pub fn forward(&self, batch: &Batch) -> Result<Tensor<3>> {
         self.forward_traced(batch, &mut Trace::off())
     }
 
-    /// As [`forward`](Self::forward), recording activations in `trace`.
+    /// As [`forward`](Self::forward), but also records activations in `trace`.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -134,7 +135,8 @@ impl Vlm {
             .forward(embeddings, common, deepstack, caches, trace)
     }
 
-    /// The input of the decoder: words, and merged patches in the place of their placeholders.
+    /// The input of the decoder: word embeddings, with merged patches in place of their
+    /// placeholders.
     pub(crate) fn embeddings(&self, batch: &Batch, merged: Option<Tensor<2>>) -> Tensor<3> {
         let words = self
             .language_model
@@ -157,11 +159,11 @@ impl Vlm {
         }
     }
 
-    /// Logits of the successor of each sequence's last token, `[sequences, vocab_size]`: what a
-    /// small sample of a large batch shows of the model.
+    /// Computes the logits of the successor of each sequence's last token, `[sequences,
+    /// vocab_size]`: a small sample of the model's output for a large batch.
     ///
     /// # Errors
-    /// [`VlmError::NotContinuable`](crate::VlmError::NotContinuable) if a sequence is all
+    /// [`VlmError::NotContinuable`](crate::VlmError::NotContinuable) if a sequence consists of
     /// padding; those of [`forward`](Self::forward).
     pub fn last_logits(&self, batch: &Batch) -> Result<Tensor<2>> {
         let last = batch.last_tokens()?;

@@ -6,7 +6,7 @@
 
 use burn_store::KeyRemapper;
 
-/// The names of one family's checkpoints where this crate's differ.
+/// The names in one family's checkpoints that differ from this crate's.
 #[derive(Debug)]
 pub(crate) struct Names {
     /// Prefix of the vision tower.
@@ -15,7 +15,7 @@ pub(crate) struct Names {
     text: &'static str,
     /// Names inside the modules.
     parts: &'static [Part],
-    /// The beginning of names that no module reads, where there are any.
+    /// The prefix of names that no module reads, if any.
     unread: Option<&'static str>,
 }
 
@@ -76,7 +76,7 @@ pub(crate) const QWEN3: Names = Names {
     unread: None,
 };
 
-/// Its checkpoints have a layer that predicts several tokens, which transformers does not read
+/// The checkpoints have a layer for multi-token prediction, which transformers does not read
 /// either.
 pub(crate) const QWEN3_5: Names = Names {
     parts: &[
@@ -104,12 +104,12 @@ pub(crate) const GLM4: Names = Names {
 };
 
 impl Names {
-    /// True if a name of a checkpoint is of a part that no module reads.
+    /// True if a name in a checkpoint belongs to a part that no module reads.
     pub(crate) fn is_unread(&self, name: &str) -> bool {
         self.unread.is_some_and(|unread| name.starts_with(unread))
     }
 
-    /// From a checkpoint's names, with the prefixes of any family, to the modules'.
+    /// The map from checkpoint names, with the prefixes of any family, to module names.
     pub(crate) fn to_module(&self) -> KeyRemapper {
         let prefixes = [
             (r"^(?:model\.)?visual\.", "visual."),
@@ -120,12 +120,12 @@ impl Names {
         remapper(prefixes.map(owned).into_iter().chain(parts))
     }
 
-    /// From the modules' names to a checkpoint's.
+    /// The map from module names to checkpoint names.
     pub(crate) fn to_checkpoint(&self) -> KeyRemapper {
         self.named(self.visual, self.text)
     }
 
-    /// From the modules' names to those of transformers' classes, which adapters are saved by.
+    /// The map from module names to those of transformers' classes, under which adapters are saved.
     pub(crate) fn to_class(&self) -> KeyRemapper {
         self.named(QWEN3.visual, QWEN3.text)
     }

@@ -9,9 +9,8 @@ impl VisionConfig {
     /// Cuts frames into patches, in the order in which the tower reads them, and returns their
     /// grid.
     ///
-    /// Frames are normalised as the checkpoint's `preprocessor_config.json` states. Where the
-    /// frames do not fill the last temporal patch, as a single image does not, the last one is
-    /// repeated.
+    /// Frames are normalised as the checkpoint's `preprocessor_config.json` states. If the frames
+    /// do not fill the last temporal patch, as with a single image, the last frame is repeated.
     ///
     /// # Shapes
     /// `[frames, colours, height, width]` to `[patches, colours * frames * rows * columns]` and

@@ -17,18 +17,18 @@ use crate::names::rename;
 use crate::transfer::Transfer;
 
 const CONFIG: &str = "adapter_config.json";
-/// The text of a file of weights that has the base checkpoint's fingerprint. PEFT ignores it.
+/// The header key of the base checkpoint's fingerprint. PEFT ignores it.
 const BASE: &str = "mrope_base_fingerprint";
 const WEIGHTS: &str = "adapter_model.safetensors";
-/// Before the name of the layer that an adapter stands beside.
+/// The prefix of the adapted layer's name.
 const PREFIX: &str = "base_model.model.";
-/// After it, of A and B, in the module and in a file.
+/// The suffixes of A and B, in the module and in a file.
 const SUFFIXES: [(&str, &str); 2] = [
     (".adapter.a", ".lora_A.weight"),
     (".adapter.b", ".lora_B.weight"),
 ];
 
-/// The keys that decide what an adapter computes.
+/// The keys that determine the computation of an adapter.
 #[derive(Deserialize)]
 struct Raw {
     peft_type: String,
@@ -38,13 +38,13 @@ struct Raw {
     lora_dropout: f64,
     #[serde(default)]
     use_rslora: bool,
-    /// The others, of which some change what an adapter computes.
+    /// The other keys. Some change the computation of an adapter.
     #[serde(flatten)]
     others: BTreeMap<String, Value>,
 }
 
-/// Keys that change what an adapter computes, with the values that are supported besides null,
-/// false and what is empty. The other ways to initialise subtract from the base weights.
+/// Keys that change the computation of an adapter, with the supported values other than null, false
+/// and empty ones. Other initialisations subtract from the base weights.
 const FIXED: [(&str, &str); 13] = [
     ("init_lora_weights", "true, \"gaussian\" or \"eva\""),
     ("bias", "\"none\""),
@@ -62,12 +62,11 @@ const FIXED: [(&str, &str); 13] = [
 ];
 
 impl Vlm {
-    /// Writes the adapters into a folder, as PEFT does; each file replaces an existing one once it
-    /// is complete. `base` is the name or folder of the checkpoint that they belong to.
+    /// Writes the adapters into a folder in PEFT's format. Each file replaces an existing one once
+    /// it is complete. `base` is the name or folder of the base checkpoint.
     ///
     /// # Errors
-    /// [`VlmError::NoAdapter`]; [`VlmError::File`]; [`VlmError::Transfer`] if the device
-    /// is lost.
+    /// [`VlmError::NoAdapter`]; [`VlmError::File`]; [`VlmError::Transfer`] if the device fails.
     pub fn save_adapter(&self, folder: impl AsRef<Path>, base: &str) -> Result<()> {
         let Some(config) = &self.lora else {
             return Err(VlmError::NoAdapter);
@@ -110,18 +109,17 @@ impl Vlm {
         written.map_err(VlmError::file("write", path))
     }
 
-    /// Freezes the model and places the adapters of a folder that PEFT or
-    /// [`save_adapter`](Self::save_adapter) wrote; earlier ones are removed. Names of transformers
-    /// before 4.52 (`model.layers`) are read as well as later ones. An adapter that records another
-    /// checkpoint than the model's is refused, unless the model is
-    /// [`of_any_base`](Self::of_any_base).
+    /// Freezes the model, removes earlier adapters and loads those of a folder written by PEFT or
+    /// [`save_adapter`](Self::save_adapter). Names of transformers before 4.52 (`model.layers`) and
+    /// later ones are read. An adapter that records a different checkpoint is an error, unless the
+    /// model is [`of_any_base`](Self::of_any_base).
     ///
     /// # Errors
     /// [`VlmError::File`]; [`VlmError::Config`] and [`VlmError::Unsupported`] for its
-    /// configuration; [`VlmError::AdapterKeys`] for names that fit no linear layer of this
-    /// model, or a layer without one of its two tensors; [`VlmError::OtherBase`];
-    /// [`VlmError::TensorShape`], [`VlmError::TensorUnreadable`]; [`VlmError::Transfer`]
-    /// if the device is lost.
+    /// configuration; [`VlmError::AdapterKeys`] for names that match no linear layer of this model,
+    /// or a layer that lacks one of its two tensors; [`VlmError::OtherBase`];
+    /// [`VlmError::TensorShape`], [`VlmError::TensorUnreadable`]; [`VlmError::Transfer`] if the
+    /// device fails.
     pub fn load_adapter(self, folder: impl AsRef<Path>) -> Result<Self> {
         let mut model = self.train_parts(&[]);
         let layers: BTreeSet<String> = model.linears().into_iter().map(|(path, _)| path).collect();
@@ -154,16 +152,16 @@ impl Vlm {
         model.fill(Kind::Adapter, &files, &found, dtype, Transfer::default())
     }
 
-    /// Forgets which checkpoint the weights are from, so that adapters that record another one are
-    /// taken too.
+    /// Discards the fingerprint of the checkpoint, so that adapters that record a different one are
+    /// accepted.
     #[must_use]
     pub fn of_any_base(mut self) -> Self {
         self.fingerprint = None;
         self
     }
 
-    /// The adapted layers as a configuration names them: by the ends of their names where these
-    /// name no other layer, else in full.
+    /// The adapted layers as targets of a configuration: by the ends of their names if these match
+    /// no other layer, else in full.
     fn target_modules(&self) -> Vec<String> {
         let mut model = self.clone();
         let names = model.linear_names();
@@ -191,7 +189,7 @@ impl Vlm {
     }
 }
 
-/// The files of an adapter, of which the names have been read.
+/// The files of an adapter, with only names read so far.
 #[derive(Debug)]
 pub(crate) struct AdapterFile {
     /// Without parts and targets.
@@ -202,8 +200,8 @@ pub(crate) struct AdapterFile {
 }
 
 impl AdapterFile {
-    /// Reads a configuration and the names of tensors, each of which must be of a layer that
-    /// `is_linear` says.
+    /// Reads a configuration and the names of tensors. Each must belong to a layer accepted by
+    /// `is_linear`.
     ///
     /// # Errors
     /// [`VlmError::File`], [`VlmError::Config`], [`VlmError::Unsupported`],
@@ -266,8 +264,7 @@ impl AdapterFile {
         })
     }
 
-    /// Refuses an adapter that records that it was trained beside another checkpoint than that of a
-    /// fingerprint.
+    /// Rejects an adapter that records a base checkpoint with a different fingerprint.
     ///
     /// # Errors
     /// [`VlmError::OtherBase`]
@@ -284,7 +281,7 @@ impl AdapterFile {
     }
 }
 
-/// The name in a file of an adapter's parameter; none of another parameter.
+/// The name of an adapter's parameter in a file; `None` for other parameters.
 pub(crate) fn adapter_name(to_class: &KeyRemapper, path: &str) -> Option<String> {
     SUFFIXES.iter().find_map(|(end, suffix)| {
         let layer = class_name(to_class, path.strip_suffix(end)?);

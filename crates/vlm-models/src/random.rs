@@ -1,22 +1,22 @@
-//! Random numbers that are a function of their place, so that all devices, and reruns of a layer,
-//! use the same numbers.
+//! Counter-based random numbers, so that all devices, and recomputations of a layer, use the same
+//! numbers.
 
 use crate::batch::Batch;
 use crate::error::{Result, VlmError};
 
-/// The random numbers of a pass: what each row is drawn from of the tensors that layers read.
+/// The random numbers of a pass: a stream for each row of the layers' input tensors.
 #[derive(Debug)]
 pub(crate) struct Draws {
-    /// Of the tokens, row after row.
+    /// The streams of the tokens, row after row.
     pub(crate) tokens: Vec<Stream>,
-    /// Of the patches and the merged ones, in the order of the tower's blocks.
+    /// The streams of the patches and of the merged patches, in the order of the tower's blocks.
     pub(crate) patches: Vec<Stream>,
     pub(crate) merged: Vec<Stream>,
 }
 
 impl Draws {
-    /// Numbers that follow from a sequence's seed and a token's place in its sequence, so that they
-    /// do not depend on the sequences beside it.
+    /// Derives the streams from each sequence's seed and a token's place in the sequence, so that
+    /// they do not depend on other sequences.
     ///
     /// # Errors
     /// [`VlmError::SeedCount`]
@@ -52,7 +52,7 @@ impl Draws {
     }
 }
 
-/// The stream that the numbers of a place are drawn from.
+/// The stream of random numbers of one place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stream(u64);
 
@@ -61,7 +61,7 @@ impl Stream {
         Self(mixed(seed))
     }
 
-    /// The numbers of a part of this stream.
+    /// A substream.
     pub(crate) fn part(self, index: u64) -> Self {
         Self(mixed(self.0 ^ mixed(index.wrapping_add(1))))
     }
@@ -71,7 +71,7 @@ impl Stream {
         mixed(self.0.wrapping_add((index as u64).wrapping_mul(GOLDEN)))
     }
 
-    /// A number from 0 to below 1.
+    /// A number in [0, 1).
     pub(crate) fn unit(self, index: usize) -> f64 {
         (self.bits(index) >> 11) as f64 / (1_u64 << 53) as f64
     }

@@ -5,23 +5,23 @@ use std::ops::RangeInclusive;
 use crate::config::VlmConfig;
 use crate::error::{Result, VlmError};
 
-/// The most layers of a decoder or blocks of a tower.
+/// The limit on layers of a decoder and blocks of a tower.
 pub(crate) const MAX_LAYERS: usize = 65_536;
 
-// So that a wrong number is an error rather than a panic or gigabytes.
+// Limits make a wrong number an error rather than a panic or an excessive allocation.
 const LAYERS: Range = (1..=MAX_LAYERS, "1 to 65536");
 const SIZE: Range = (1..=1 << 24, "1 to 16777216");
-/// Of colours, frames, rows and columns of a patch: their product is a `usize`.
+/// The limit on colours, frames, rows and columns of a patch: their product fits a `usize`.
 const OF_PATCH: Range = (1..=4096, "1 to 4096");
-/// Tokens that a convolution reaches over.
+/// Width in tokens of a convolution.
 const TAPS: Range = (2..=4096, "2 to 4096");
 
-/// A condition on a size, with its words in messages.
+/// A condition on a size, with its text in messages.
 type Range = (RangeInclusive<usize>, &'static str);
-/// A key, or a name of what it decides, and its value.
+/// A key, or the name of a derived size, and its value.
 type Size = (&'static str, usize);
 
-/// How one size has to fit another, and why.
+/// A relation between two sizes, with its reason.
 struct Rule {
     left: Size,
     relation: Relation,

@@ -19,7 +19,7 @@ use crate::random::Stream;
 use crate::trace::Trace;
 use crate::transfer::Transfer;
 
-/// Tokens of the vocabulary that are kept.
+/// Number of vocabulary tokens kept.
 const KEPT: usize = 64;
 /// Tokens of text before and after the picture.
 const TEXT: [usize; 2] = [5, 7];
@@ -39,7 +39,7 @@ pub(crate) fn logits_allowed(dtype: DType) -> f64 {
     }
 }
 
-/// A checkpoint of which a few tokens of the vocabulary are in memory.
+/// A checkpoint with only a few vocabulary tokens in memory.
 pub(crate) struct Streamed<'a> {
     /// With a small vocabulary.
     config: VlmConfig,
@@ -47,7 +47,7 @@ pub(crate) struct Streamed<'a> {
     dtype: DType,
     files: &'a [Weights],
     uses: BTreeMap<String, Part<'a>>,
-    /// Word embeddings of the kept tokens, and the head's rows where they are not the same.
+    /// Word embeddings of the kept tokens, and the head's rows if not tied.
     table: Tensor<2>,
     head: Option<Tensor<2>>,
 }
@@ -91,7 +91,7 @@ impl<'a> Streamed<'a> {
         })
     }
 
-    /// Logits of a prompt with a picture, with adapters beside the weights.
+    /// Logits of a prompt with a picture, with unmerged adapters.
     pub(crate) fn logits(&self, adapters: &[OpenAdapter]) -> Result<Vec<f64>> {
         let part = |prefix: &str| self.part(prefix, adapters);
         let none = part("none.")?;

@@ -9,7 +9,8 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use crate::batch::indices;
 use crate::error::{Result, VlmError};
 
-/// Activations that a pass records, by the names of `docs/models.md`; nothing unless asked for.
+/// Activations recorded by a pass, under the names of `docs/models.md`. Nothing is recorded by
+/// default.
 #[derive(Debug, Default)]
 pub struct Trace {
     mode: Mode,
@@ -29,10 +30,10 @@ enum Mode {
     },
 }
 
-/// A sample of a batch: where its rows are in the activations of a pass.
+/// A sample of a batch: the place of its rows in the activations of a pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Its name, the same however the batch is cut.
+    /// Its name, independent of the division into micro-batches.
     pub label: String,
     /// Its tokens among those of all rows.
     pub tokens: Range<usize>,
@@ -45,12 +46,12 @@ pub struct Segment {
 pub struct Sampled {
     /// The shape of the tensor.
     pub shape: Vec<usize>,
-    /// The elements at [`sampled_elements`], in their order.
+    /// The elements at [`sampled_elements`], in order.
     pub values: Vec<f32>,
 }
 
-/// The indices of at most `count` of `elements` elements: one in each of `count` equal parts, at a
-/// place in it that differs from part to part.
+/// Returns the indices of at most `count` of `elements` elements: one in each of `count` equal
+/// parts, at a different place in each part.
 pub fn sampled_elements(elements: usize, count: usize) -> impl Iterator<Item = usize> + Clone {
     let count = count.min(elements);
     let part = elements / count.max(1);
@@ -65,7 +66,7 @@ impl Sampled {
     /// Samples a tensor, read by `index`: from an element of the tensor to its index in `flat`.
     ///
     /// # Errors
-    /// [`VlmError::TensorUnreadable`] if the device does not give it back.
+    /// [`VlmError::TensorUnreadable`] if it cannot be read from the device.
     pub(crate) fn take(
         name: &str,
         flat: Tensor<1>,
@@ -103,20 +104,20 @@ fn indices_on(places: Vec<usize>, device: &Device) -> Tensor<1, Int> {
 }
 
 impl Trace {
-    /// Records nothing and costs nothing.
+    /// Creates a trace that records nothing and costs nothing.
     pub fn off() -> Self {
         Self::default()
     }
 
-    /// Copies every named activation to the host.
+    /// Creates a trace that copies every named activation to the host.
     pub fn recording() -> Self {
         Self {
             mode: Mode::Whole(BTreeMap::new()),
         }
     }
 
-    /// Copies at most `count` elements of every named activation, and of every gradient of one, of
-    /// each sample.
+    /// Creates a trace that copies, for each sample, at most `count` elements of every named
+    /// activation and of its gradient.
     pub fn sampling(count: usize, segments: Vec<Segment>) -> Self {
         Self {
             mode: Mode::Samples {
@@ -128,10 +129,10 @@ impl Trace {
         }
     }
 
-    /// The activation of that name, where whole ones are recorded.
+    /// The activation called `name`, if whole activations are recorded.
     ///
     /// # Errors
-    /// [`VlmError::TensorUnreadable`] if the device did not give it back.
+    /// [`VlmError::TensorUnreadable`] if it could not be read from the device.
     pub fn get(&self, name: &str) -> Result<Option<&TensorData>> {
         let found = match &self.mode {
             Mode::Whole(found) => found.get(name),
@@ -149,7 +150,7 @@ impl Trace {
     /// The samples by label and name.
     ///
     /// # Errors
-    /// [`VlmError::TensorUnreadable`] if the device did not give one back.
+    /// [`VlmError::TensorUnreadable`] if one could not be read from the device.
     pub fn into_samples(self) -> Result<BTreeMap<(String, String), Sampled>> {
         match self.mode {
             Mode::Samples {
@@ -220,7 +221,7 @@ impl Trace {
 const FEW: usize = 16;
 
 impl Trace {
-    /// Samples what a function makes of a few tokens of each sample, `[tokens, ..]`.
+    /// Samples the results of a function for a few tokens of each sample, `[tokens, ..]`.
     pub(crate) fn record_few(
         &mut self,
         name: impl Fn() -> String,

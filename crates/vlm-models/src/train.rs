@@ -13,11 +13,12 @@ use crate::model::Vlm;
 use crate::trace::Trace;
 
 impl Vlm {
-    /// Mean cross entropy in nats of each token's successor, within its own sequence.
+    /// Computes the mean cross entropy, in nats, of each token's successor within the same
+    /// sequence.
     ///
-    /// `labels` has one entry per token, in the order of the prompt: a token's own label is what
-    /// its predecessor predicts; -100 is ignored. Padding predicts nothing and has no label, so the
-    /// loss does not depend on its side; [`VlmConfig::padding_predicts`] counts it as
+    /// `labels` has one entry per token, in the order of the prompt. A token's label is the target
+    /// of the previous token; -100 is ignored. Padding predicts nothing and has no label, so the
+    /// loss does not depend on its side; [`VlmConfig::padding_predicts`] counts padding as
     /// transformers does.
     ///
     /// [`VlmConfig::padding_predicts`]: crate::VlmConfig::padding_predicts
@@ -44,12 +45,12 @@ impl Vlm {
         Ok(loss.try_forward(hidden, self.head())?)
     }
 
-    /// The tokens of a prompt that [`loss`](Self::loss) is the mean over.
+    /// Counts the tokens of a prompt over which [`loss`](Self::loss) is the mean.
     ///
     /// # Errors
-    /// As [`loss`](Self::loss) but for [`VlmError::NoTargets`]: there may be none.
+    /// As [`loss`](Self::loss), except [`VlmError::NoTargets`]: the count may be 0.
     pub fn labelled(&self, prompt: &Prompt, labels: &[i64]) -> Result<usize> {
-        // Checks that lengths, masks and tokens fit together.
+        // Checks that lengths, masks and tokens are consistent.
         self.position_rules.position_ids(prompt)?;
         let sequences = sequences(prompt);
         let tokens = prompt.input_ids.len();
@@ -97,12 +98,12 @@ impl Vlm {
         Ok(targets)
     }
 
-    /// One step: loss, gradients of every parameter, update. Returns the updated model and the loss
-    /// before the update.
+    /// Runs one step: the loss, the gradients of every parameter, and the update. Returns the
+    /// updated model and the loss before the update.
     ///
     /// # Errors
-    /// Those of [`loss`](Self::loss); [`VlmError::TensorUnreadable`] if the device does not give
-    /// the loss back.
+    /// Those of [`loss`](Self::loss); [`VlmError::TensorUnreadable`] if the loss cannot be read
+    /// from the device.
     pub fn train_step(
         self,
         optimizer: &mut ModuleOptimizer,

@@ -7,23 +7,23 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 
 use crate::error::{Result, VlmError};
 
-/// Bytes of a piece: many to a message's cost, and far below the 1 GiB at which burn-remote refuses
-/// a message. A client holds up to seven copies of a piece on its way.
+/// Bytes of a chunk: large relative to the overhead of a message, and far below the 1 GiB at which
+/// burn-remote rejects a message. A client holds up to seven copies of a chunk in transit.
 const PIECE_BYTES: usize = 64 << 20;
 
-/// How much of a checkpoint has been transferred.
+/// The progress of a checkpoint's transfer.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress<'a> {
-    /// The tensor that is on its way, by its name in the checkpoint.
+    /// The tensor in transfer, by its name in the checkpoint.
     pub tensor: &'a str,
-    /// Bytes of the checkpoint that have been transferred.
+    /// Bytes transferred so far.
     pub bytes: u64,
     /// Bytes of the checkpoint.
     pub total: u64,
 }
 
-/// How a checkpoint moves to a device and back: one piece at a time, so that neither the host's
-/// memory nor a connection's largest message limits the size of a tensor.
+/// The transfer of a checkpoint to or from a device, in chunks, so that neither host memory nor a
+/// connection's message limit bounds the size of a tensor.
 ///
 /// # Examples
 /// ```no_run
@@ -42,12 +42,12 @@ pub struct Transfer<'a> {
     report: Box<dyn FnMut(Progress<'_>) + 'a>,
     moved: u64,
     total: u64,
-    /// Bytes sent since the device last confirmed that it had them.
+    /// Bytes sent since the device's last confirmation.
     unconfirmed: usize,
 }
 
 impl Default for Transfer<'_> {
-    /// Pieces of 64 MiB, and no report.
+    /// Transfers chunks of 64 MiB, without a report.
     fn default() -> Self {
         Self {
             bytes: PIECE_BYTES,
@@ -75,15 +75,15 @@ impl fmt::Debug for Transfer<'_> {
 }
 
 impl<'a> Transfer<'a> {
-    /// Sets the size of a piece to `bytes`, or to one row of a matrix that is stored transposed where
-    /// that is longer.
+    /// Sets the chunk size to `bytes`, or to one row of a matrix stored transposed if that is
+    /// longer.
     #[must_use]
     pub fn piece_bytes(mut self, bytes: usize) -> Self {
         self.bytes = bytes;
         self
     }
 
-    /// Calls `report` after each piece.
+    /// Calls `report` after each chunk.
     #[must_use]
     pub fn on_progress(mut self, report: impl FnMut(Progress<'_>) + 'a) -> Self {
         self.report = Box::new(report);
@@ -94,7 +94,7 @@ impl<'a> Transfer<'a> {
         (self.moved, self.total) = (0, total);
     }
 
-    /// The elements of each piece of a tensor, in order; of whole units of `unit` elements.
+    /// The element ranges of a tensor's chunks, in order, in whole units of `unit` elements.
     fn ranges(&self, elements: usize, unit: usize, dtype: DType) -> Vec<Range<usize>> {
         let unit = unit.max(1);
         let step = (self.bytes / dtype.size() / unit).max(1) * unit;
@@ -122,7 +122,7 @@ impl<'a> Transfer<'a> {
         }
     }
 
-    /// Waits until the device has what was sent.
+    /// Waits until the device has received all chunks sent.
     ///
     /// # Errors
     /// [`VlmError::Transfer`]
@@ -131,7 +131,7 @@ impl<'a> Transfer<'a> {
         device.sync().map_err(|error| self.lost(tensor, error))
     }
 
-    /// Sends a piece, once the device has the pieces before.
+    /// Sends a chunk, once the device has the previous ones.
     fn send(
         &mut self,
         tensor: &str,
@@ -148,9 +148,9 @@ impl<'a> Transfer<'a> {
         Ok(piece)
     }
 
-    /// A tensor of the shape `dims`, whose elements `read` returns by ranges.
+    /// Uploads a tensor of shape `dims`; `read` returns ranges of its elements.
     ///
-    /// The memory on the device is written in place: it holds the tensor and one piece.
+    /// The device's memory is written in place: it holds the tensor and one chunk.
     ///
     /// # Errors
     /// [`VlmError::Transfer`]; those of `read`.
@@ -175,7 +175,7 @@ impl<'a> Transfer<'a> {
         Ok(whole.reshape(dims))
     }
 
-    /// As [`upload`](Self::upload), a matrix of `dims` whose transposed `read` returns.
+    /// As [`upload`](Self::upload), for a matrix of shape `dims`; `read` returns its transpose.
     ///
     /// # Errors
     /// Those of [`upload`](Self::upload).
@@ -197,7 +197,7 @@ impl<'a> Transfer<'a> {
         Ok(whole)
     }
 
-    /// Reads a tensor from its device and passes each piece to `write`, in order.
+    /// Reads a tensor from its device and passes each chunk to `write`, in order.
     ///
     /// # Errors
     /// [`VlmError::Transfer`]; those of `write`.
@@ -216,7 +216,7 @@ impl<'a> Transfer<'a> {
         Ok(())
     }
 
-    /// As [`download`](Self::download), the transposed of a matrix.
+    /// As [`download`](Self::download), for the transpose of a matrix.
     ///
     /// # Errors
     /// Those of [`download`](Self::download).

@@ -19,7 +19,7 @@ use crate::linear::{Draw, Linear};
 use crate::random::Draws;
 use crate::trace::Trace;
 
-/// Turns patches into embeddings, one for each square of merged patches.
+/// Converts patches to embeddings, one for each square of merged patches.
 #[derive(Module, Debug)]
 pub(crate) struct VisionTower {
     patch_embed: PatchEmbed,
@@ -33,7 +33,7 @@ pub(crate) struct VisionTower {
     layout: TowerLayout,
 }
 
-/// The part of the configuration that decides the order of the patches.
+/// The part of the configuration that determines the order of the patches.
 #[derive(Clone, Debug)]
 struct TowerLayout {
     merge: usize,
@@ -43,7 +43,7 @@ struct TowerLayout {
     deepstack: Vec<usize>,
 }
 
-/// Patches of a step and what is derived from their grids.
+/// The patches of a step with the data derived from their grids.
 #[derive(Clone, Debug)]
 pub(crate) struct VisionInputs {
     patches: Tensor<2>,
@@ -64,8 +64,8 @@ struct WindowOrder {
     attention: Attention,
 }
 
-/// Four neighbours of each patch on the learned grid, `[4, patches]`, and their weights,
-/// `[4, patches, 1]`: all by which a patch is interpolated, or a row of them.
+/// Four neighbours of each patch on the learned grid, `[4, patches]`, and their weights, `[4,
+/// patches, 1]`: all cells from which a patch is interpolated, or one row of them.
 #[derive(Clone, Debug)]
 struct LearnedPositions {
     cells: Tensor<2, Int>,
@@ -274,7 +274,7 @@ impl VisionTower {
         self.blocks[index].forward(hidden, common)
     }
 
-    /// The index of the decoder's feature that a block's output makes, if any.
+    /// The index of the decoder feature computed from a block's output, if any.
     pub(crate) fn feature_of(&self, block: usize) -> Option<usize> {
         self.layout.deepstack.iter().position(|at| *at == block)
     }
@@ -351,9 +351,9 @@ impl VisionTower {
     }
 }
 
-/// A tensor that one part of the graph reads beside another, for that part: its gradients are
-/// summed before they are added to the other's. Else the order of the sum, and its last bit, would
-/// be that in which autodiff happens to visit the uses.
+/// The handle of a tensor for one of two parts of the graph that read it: the part's gradients are
+/// summed before they are added to the other's. Otherwise the order of the sum, and its last bit,
+/// would depend on the order in which autodiff visits the uses.
 pub(crate) fn onward(hidden: Tensor<2>) -> Tensor<2> {
     if hidden.is_tracked() {
         hidden * 1.0
@@ -374,8 +374,8 @@ fn within(cu_seqlens: &[usize]) -> Result<Attention> {
     )?))
 }
 
-/// Interpolation of a `side` x `side` grid to each image: for every patch cells of the grid and
-/// their weights, by fours; in each four, neighbour by neighbour.
+/// Interpolates a `side` x `side` grid to each image. Returns for every patch the cells of the grid
+/// and their weights, in groups of four; within a group, neighbour by neighbour.
 fn neighbours(
     interpolation: Interpolation,
     side: usize,
@@ -409,8 +409,8 @@ fn neighbours(
     fours
 }
 
-/// The cells along one side of a grid that a patch's embedding is interpolated from, with their
-/// weights; the patch has the index `id` of `size`.
+/// The cells along one side of a grid from which a patch's embedding is interpolated, with their
+/// weights. The patch has index `id` of `size`.
 fn along(interpolation: Interpolation, side: usize, id: f64, size: usize) -> Vec<(usize, f64)> {
     match interpolation {
         // The first and the last patch are at the first and the last cell.
@@ -420,7 +420,7 @@ fn along(interpolation: Interpolation, side: usize, id: f64, size: usize) -> Vec
             let after = (before as usize + 1).min(side - 1);
             vec![(before as usize, 1.0 - (at - before)), (after, at - before)]
         }
-        // The edges of the grid are those of the image, and cells beyond are those at the edge.
+        // The edges of the grid are those of the image, and cells beyond repeat the edge.
         Interpolation::Bicubic => {
             let at = (id + 0.5) / size as f64 * side as f64 - 0.5;
             let before = at.floor();
@@ -561,7 +561,7 @@ impl SelfAttention {
     }
 }
 
-/// Turns the output of the blocks into embeddings.
+/// Converts the output of the blocks to embeddings.
 #[derive(Module, Debug)]
 #[expect(clippy::large_enum_variant, reason = "a model has one")]
 enum Merger {

@@ -10,17 +10,17 @@ use crate::batch::inputs;
 use crate::error::{Result, VlmTrainError};
 use crate::trainer::Trainer;
 
-/// The largest difference of logits between the trained model and the one with the saved adapter,
-/// relative to the largest logit. On a device that repeats its sums it is 0.
+/// The largest allowed difference of logits between the trained model and the model with the saved
+/// adapter, relative to the largest logit. On a device with reproducible sums, the difference is 0.
 const ALLOWED: f64 = 1e-5;
 
 impl Trainer {
-    /// Writes the adapter as PEFT does, loads it back into the model without adapters, and compares
-    /// the logits after each sample of `probe`. `base` names the checkpoint that it belongs to.
+    /// Writes the adapter in PEFT's format, loads it into the model without adapters, and compares
+    /// the logits after each sample of `probe`. `base` names the base checkpoint.
     ///
     /// # Errors
     /// [`VlmTrainError::NoEffect`] if the adapter changes no logit, [`VlmTrainError::OtherAdapter`]
-    /// if the saved one is not the trained one; those of [`Vlm::save_adapter`] and
+    /// if the saved adapter differs from the trained one; those of [`Vlm::save_adapter`] and
     /// [`Vlm::load_adapter`].
     pub fn save_adapter(&self, folder: &Path, base: &str, probe: &MicroBatch) -> Result<()> {
         std::fs::create_dir_all(folder).map_err(VlmTrainError::file("create", folder))?;

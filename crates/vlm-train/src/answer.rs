@@ -1,4 +1,4 @@
-//! Greedy answers of the model in training, beside the data's answers.
+//! Greedy answers of the model in training, with the data's answers.
 
 use std::sync::Arc;
 
@@ -11,10 +11,10 @@ use crate::batch::inputs;
 use crate::error::{Result, VlmTrainError};
 use crate::trainer::Trainer;
 
-/// The most tokens of an answer.
+/// The token limit of an answer.
 const MOST: usize = 64;
 
-/// Samples up to their first answers, which a model in training continues.
+/// Samples truncated before their first answers, as prompts for the model in training.
 #[derive(Clone, Debug)]
 pub struct Questions {
     encoder: Arc<SampleEncoder>,
@@ -28,29 +28,29 @@ struct Question {
     expected: String,
 }
 
-/// A question's answers.
+/// The expected and the generated answer to a question.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Answer {
-    /// Where the sample stands in its file.
+    /// The line of the sample in its file.
     pub line: u64,
     /// The answer of the data.
     pub expected: String,
-    /// The model's.
+    /// The answer of the model.
     pub found: String,
 }
 
 impl Answer {
-    /// True if the model answers as the data do.
+    /// True if the two answers agree.
     pub fn is_right(&self) -> bool {
         self.expected == self.found
     }
 }
 
 impl Questions {
-    /// The questions of samples that `encoder` made.
+    /// Creates the questions of samples encoded by `encoder`.
     ///
     /// # Errors
-    /// [`VlmTrainError::Data`] if a sample cannot be shortened or a text not be decoded.
+    /// [`VlmTrainError::Data`] if a sample cannot be truncated or a text cannot be decoded.
     pub fn new(encoder: Arc<SampleEncoder>, samples: Vec<TrainingSample>) -> Result<Self> {
         let mut questions = Self {
             encoder,
@@ -78,7 +78,7 @@ impl Questions {
         Ok(questions)
     }
 
-    /// A sample's first tokens, with the pictures that are in them.
+    /// A sample's first tokens, with the pictures in them.
     fn until(&self, mut sample: TrainingSample, tokens: usize) -> TrainingSample {
         sample.text.input_ids.truncate(tokens);
         sample.text.labels = vec![IGNORED; tokens];
@@ -105,7 +105,7 @@ impl Questions {
         sample
     }
 
-    /// The text of an answer, without what ends it.
+    /// The text of an answer, without its end mark.
     fn text(&self, ids: &[i64]) -> Result<String> {
         let stop = self.stop();
         let ids: Vec<u32> = ids
@@ -156,7 +156,7 @@ fn shorten(grids: &mut Vec<[usize; 3]>, patches: &mut Vec<f32>, kept: usize) {
     grids.truncate(kept);
 }
 
-/// Before any step.
+/// An error in the data before any step.
 fn data_error(source: vlm_data::VlmDataError) -> VlmTrainError {
     VlmTrainError::Data { step: 0, source }
 }

@@ -5,7 +5,7 @@ use vlm_data::{Fingerprint, MicroBatch, SampleRows};
 use vlm_models::Inputs;
 use vlm_models::rope_core::position_ids::{Prompt, Rows};
 
-/// The tokens with what positions follow from.
+/// The tokens with the data that determines their positions.
 pub(crate) fn prompt(micro: &MicroBatch) -> Prompt<'_> {
     let (rows, attention_mask) = match &micro.rows {
         SampleRows::Packed { cu_seqlens } => (Rows::Packed(cu_seqlens), None),
@@ -26,13 +26,13 @@ pub(crate) fn prompt(micro: &MicroBatch) -> Prompt<'_> {
     }
 }
 
-/// A micro-batch as the model reads it, with its patches on a device.
+/// Converts a micro-batch to the model's input, with its patches on a device.
 pub fn inputs<'a>(micro: &'a MicroBatch, device: &Device) -> Inputs<'a> {
     let patches = |patches: &[f32], grids: &[[usize; 3]]| {
         let sizes = grids.iter().map(|grid| grid.iter().product::<usize>());
         let rows: usize = sizes.sum();
         (rows > 0).then(|| {
-            // A length that does not divide is an error of the model's.
+            // The model reports a length that does not divide.
             let columns = patches.len() / rows;
             let data = patches[..rows * columns].to_vec();
             Tensor::from_data(TensorData::new(data, [rows, columns]), device)
@@ -55,14 +55,14 @@ pub(crate) fn tokens(micro: &MicroBatch) -> usize {
     }
 }
 
-/// Where the samples of micro-batches stand in the data file.
+/// The lines of micro-batches' samples in the data file.
 pub(crate) fn lines(batch: &[MicroBatch]) -> String {
     let lines = batch.iter().flat_map(|micro| &micro.lines);
     let lines: Vec<String> = lines.map(u64::to_string).collect();
     lines.join(", ")
 }
 
-/// Seeds of dropout for the samples of a micro-batch in a step: of what they are, not of their
+/// Dropout seeds for the samples of a micro-batch in a step. They depend on the sample, not on its
 /// place.
 pub(crate) fn seeds(micro: &MicroBatch, seed: u64, step: usize) -> Vec<u64> {
     let tokens: Vec<&[i64]> = match &micro.rows {

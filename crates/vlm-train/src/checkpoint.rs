@@ -29,7 +29,7 @@ const PREFIX: &str = "checkpoint-";
 const PARTIAL: &str = "checkpoint.partial";
 const STATE: &str = "state.safetensors";
 const RUN: &str = "run.json";
-/// Elements that cross to or from a device at once.
+/// Elements transferred to or from a device at a time.
 const PIECE: usize = 1 << 24;
 
 /// The tensors of a parameter in files, in the order in which they are written: all parameters,
@@ -64,7 +64,7 @@ impl Kind {
         }
     }
 
-    /// True if there is such a tensor, by the optimizer's state.
+    /// True if the optimizer's state has such a tensor.
     fn is_kept(self, state: &State, dtype: DType, recipe: &Recipe) -> bool {
         match self {
             Self::Parameter => true,
@@ -85,7 +85,8 @@ impl Kind {
     }
 }
 
-/// The identity of a run, by name: the model, the data. Runs with another do not continue it.
+/// The identity of a run, by name: the model, the data. A run with a different identity cannot
+/// continue it.
 pub(crate) type Identity = BTreeMap<String, String>;
 
 #[derive(Serialize, Deserialize)]
@@ -93,23 +94,24 @@ struct Run {
     recipe: Recipe,
     identity: Identity,
     steps: usize,
-    /// Where the data go on.
+    /// The position in the data.
     position: Option<DataPosition>,
-    /// The factor that losses are multiplied with, in f16.
+    /// The loss scale, in f16.
     loss_scale: Option<LossScale>,
-    /// Updates of each parameter.
+    /// The number of updates of each parameter.
     updates: BTreeMap<String, u64>,
-    /// FNV-1a of the tensors' bytes, in their order.
+    /// The FNV-1a hash of the tensors' bytes, in order.
     checksum: u64,
 }
 
 impl Trainer {
-    /// Saves a checkpoint in a folder, and then removes the earlier ones: of several ranks the first
-    /// writes. Those that have a part of the optimizer's state give it, so all call this.
+    /// Saves a checkpoint in a folder, and then removes the earlier ones. With several ranks, the
+    /// first one writes and the others send their shards of the optimizer's state, so all must call
+    /// this.
     ///
     /// # Errors
     /// [`VlmTrainError::File`], [`VlmTrainError::Model`], [`VlmTrainError::Device`]; the earlier
-    /// checkpoint is then still there.
+    /// checkpoint then still exists.
     pub(crate) fn save(&self, folder: &Path, identity: &Identity) -> Result<()> {
         if !self.is_first() {
             return self.lend();
@@ -152,7 +154,7 @@ impl Trainer {
         Ok(())
     }
 
-    /// Gives this rank's part of the optimizer's state to the one that writes.
+    /// Sends this rank's shard of the optimizer's state to the rank that writes.
     fn lend(&self) -> Result<()> {
         if self.shards().is_some() {
             for kind in &Kind::ALL[1..] {
@@ -164,8 +166,8 @@ impl Trainer {
         Ok(())
     }
 
-    /// Continues the run in a folder, from its last checkpoint, on any number of ranks. The model is
-    /// the one that it began with, and `identity` states what else it was of.
+    /// Continues the run in a folder from its last checkpoint, on any number of ranks. The trainer
+    /// must hold the model with which the run started; `identity` states the run's other parts.
     ///
     /// # Errors
     /// [`VlmTrainError::NoCheckpoint`], [`VlmTrainError::OtherRun`], [`VlmTrainError::Damaged`],
@@ -196,7 +198,7 @@ impl Trainer {
         Ok(self)
     }
 
-    /// The parameters of which files have tensors of a kind.
+    /// The parameters with tensors of a kind in files.
     fn kept(&self, kind: Kind) -> Vec<&Parameter> {
         let is_kept = |parameter: &&Parameter| {
             let state = self.optimizer.states.get(&parameter.id);
@@ -258,7 +260,7 @@ impl Trainer {
         Ok(checksum.value())
     }
 
-    /// Takes the state from a file: the whole parameters, and of the rest this rank's part.
+    /// Reads the state from a file: the whole parameters, and this rank's shard of the rest.
     fn read_state(&mut self, path: &Path, run: &Run) -> Result<()> {
         let damaged = |reason: String| VlmTrainError::Damaged {
             path: path.to_owned(),
@@ -285,7 +287,7 @@ impl Trainer {
                 }
             }
         }
-        // The checksum is of the bytes as they follow each other.
+        // The checksum covers the bytes in file order.
         found.sort_by_key(|(stored, ..)| stored.bytes().start);
         let (mut checksum, mut values) = (Fingerprint::default(), HashMap::new());
         for (stored, kind, parameter) in found {
@@ -337,7 +339,7 @@ impl Trainer {
     }
 }
 
-/// Refuses a folder that has a run.
+/// Rejects a folder that contains a run.
 ///
 /// # Errors
 /// [`VlmTrainError::Taken`], [`VlmTrainError::File`]
@@ -411,7 +413,7 @@ fn remove(folder: &Path) -> Result<()> {
     }
 }
 
-/// Writes a folder's entries down to the disk, where the system can.
+/// Syncs a folder's entries to disk, if the system supports it.
 fn sync(folder: &Path) -> Result<()> {
     if cfg!(unix) {
         let sync = File::open(folder).and_then(|folder| folder.sync_all());
@@ -427,7 +429,7 @@ pub(crate) fn value(of: &impl Serialize) -> Value {
 /// Compares two runs' options.
 ///
 /// # Errors
-/// [`VlmTrainError::OtherRun`] with the first that differs.
+/// [`VlmTrainError::OtherRun`] with the first option that differs.
 pub(crate) fn same(name: &str, expected: &Value, found: &Value) -> Result<()> {
     match (expected, found) {
         (Value::Object(expected), Value::Object(found)) => {

@@ -8,30 +8,30 @@ use vlm_models::VlmError;
 /// The result of this crate's functions.
 pub type Result<T, E = VlmTrainError> = std::result::Result<T, E>;
 
-/// Why a run does not start or stops.
+/// The reason why a run does not start, or stops.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VlmTrainError {
-    /// The model, its files or its device.
+    /// An error of the model, its files or its device.
     #[error(transparent)]
     Model(#[from] VlmError),
-    /// The data.
+    /// An error in the data.
     #[error("no batch for step {step}: {source}")]
     Data {
         /// The step, from 1.
         step: usize,
-        /// Why.
+        /// The error.
         source: VlmDataError,
     },
-    /// Data that end before the run.
+    /// Data that end before the last step.
     #[error("the data end after {step} of {steps} steps; go through them more often")]
     NoData {
-        /// Steps that were done.
+        /// Steps completed.
         step: usize,
         /// Steps of the run.
         steps: usize,
     },
-    /// A file or folder.
+    /// A file or folder that could not be read or written.
     #[error("cannot {action} {}: {reason}", path.display())]
     File {
         /// `read`, `write`, `create`, `rename` or `remove`.
@@ -41,7 +41,7 @@ pub enum VlmTrainError {
         /// The message of the system or the parser.
         reason: String,
     },
-    /// A rank that has failed, of this process or another.
+    /// The failure of a rank in this or another process.
     #[error(
         "rank {rank} stopped the run: {cause}; the last checkpoint is complete, continue from it"
     )]
@@ -51,26 +51,26 @@ pub enum VlmTrainError {
         /// Its error.
         cause: String,
     },
-    /// Ranks that are not of one run.
+    /// Ranks of different runs.
     #[error("rank {rank} is of another run: {option} is {found}, and {expected} on rank 0")]
     OtherRank {
         /// The rank, from 0.
         rank: usize,
         /// The option that differs.
         option: String,
-        /// As rank 0 has it.
+        /// Its value on rank 0.
         expected: String,
-        /// As the rank has it.
+        /// Its value on the other rank.
         found: String,
     },
-    /// A number of the recipe out of its range.
+    /// A number of the recipe that is out of range.
     #[error("{option} = {found} makes no run; expected {expected}")]
     Recipe {
         /// The number.
         option: &'static str,
         /// As found.
         found: String,
-        /// The values that are allowed, in words.
+        /// A description of the allowed values.
         expected: &'static str,
     },
     /// A recipe that trains no parameter.
@@ -84,10 +84,10 @@ pub enum VlmTrainError {
     NoLabels {
         /// The step, from 1.
         step: usize,
-        /// Where its samples stand.
+        /// The lines of its samples.
         lines: String,
     },
-    /// A number that is infinite or none.
+    /// A loss or gradient norm that is infinite or NaN.
     #[error(
         "the {quantity} is {value} in step {step}, over the samples at line {lines} ({place}); the \
          model is still that of the step before: look at these samples, or lower the learning rate"
@@ -99,12 +99,12 @@ pub enum VlmTrainError {
         value: f64,
         /// The step, from 1.
         step: usize,
-        /// Where the samples stand that gave it.
+        /// The lines of the samples.
         lines: String,
-        /// The first activation that is infinite or NaN, if there is one.
+        /// The first activation that is infinite or NaN, if any.
         place: String,
     },
-    /// A gradient that the device does not give back.
+    /// A gradient that could not be read from the device.
     #[error("the device failed in step {step}: {reason}; continue from the last checkpoint")]
     Device {
         /// The step, from 1.
@@ -112,7 +112,7 @@ pub enum VlmTrainError {
         /// Its message.
         reason: String,
     },
-    /// A step to be recorded on a rank that has a part of its gradients.
+    /// A request to record a step on ranks that hold only shards of the gradients.
     #[error(
         "step {step} cannot be recorded: each rank has a part of the gradients; replicate the \
          optimizer's state"
@@ -121,7 +121,7 @@ pub enum VlmTrainError {
         /// The step, from 1.
         step: usize,
     },
-    /// A file that is no record of a step.
+    /// A file that is not a record of a step.
     #[error(
         "{} is no record of a step: {reason}; `mrope finetune --record-step` writes one",
         path.display()
@@ -132,7 +132,7 @@ pub enum VlmTrainError {
         /// The cause.
         reason: String,
     },
-    /// A folder with a run, which another would replace.
+    /// A folder with an earlier run, which the new run would replace.
     #[error(
         "{} is of an earlier run; continue it, or choose another folder", path.display()
     )]
@@ -146,7 +146,7 @@ pub enum VlmTrainError {
         /// The folder.
         folder: PathBuf,
     },
-    /// A checkpoint of another run.
+    /// A checkpoint of a different run.
     #[error(
         "the checkpoint is of another run: {option} was {found} and is {expected} now; \
          continue with what it was, or choose another folder"
@@ -154,12 +154,12 @@ pub enum VlmTrainError {
     OtherRun {
         /// The option that differs.
         option: String,
-        /// As this run has it.
+        /// Its value in this run.
         expected: String,
-        /// As the checkpoint has it.
+        /// Its value in the checkpoint.
         found: String,
     },
-    /// A checkpoint whose bytes are not those that were saved.
+    /// A checkpoint with damaged bytes.
     #[error("{} is damaged: {reason}; remove it to continue from the one before", path.display())]
     Damaged {
         /// The file.
@@ -178,7 +178,7 @@ pub enum VlmTrainError {
         /// The logits compared.
         logits: usize,
     },
-    /// A saved adapter that is not the trained one.
+    /// A saved adapter that differs from the trained one.
     #[error(
         "the adapter in {} gives other logits than the trained model, one by {difference}; \
          its files are not what was saved: save it again", path.display()
@@ -186,7 +186,7 @@ pub enum VlmTrainError {
     OtherAdapter {
         /// Its folder.
         path: PathBuf,
-        /// The first difference that is too large.
+        /// The first difference above the limit.
         difference: f64,
     },
 }

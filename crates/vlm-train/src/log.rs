@@ -18,15 +18,15 @@ pub(crate) struct Log {
     file: File,
 }
 
-/// The field that each line has.
+/// The field common to all lines.
 #[derive(Deserialize)]
 struct Line {
     step: usize,
 }
 
 impl Log {
-    /// Opens the log of a folder, without the lines after `steps`, which the run will write again;
-    /// at the start of a run without any.
+    /// Opens the log of a folder and removes the lines after `steps`, which the run will write
+    /// again; at the start of a run, all lines.
     ///
     /// # Errors
     /// [`VlmTrainError::File`]
@@ -64,7 +64,7 @@ impl Log {
         write().map_err(failed)
     }
 
-    /// Writes it down to the disk.
+    /// Syncs the log to disk.
     ///
     /// # Errors
     /// [`VlmTrainError::File`]

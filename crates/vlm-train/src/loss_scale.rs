@@ -4,10 +4,10 @@ use serde::{Deserialize, Serialize};
 
 /// Steps without an overflow after which the factor is doubled.
 const PATIENCE: u32 = 2000;
-/// The least factor; where even this one overflows, gradients are infinite of themselves.
+/// The smallest factor; if it still overflows, the gradients themselves are infinite.
 const LEAST: f64 = 1.0;
 
-/// The factor now, and the steps since it was changed.
+/// The current factor, and the steps since its last change.
 ///
 /// # Source
 /// Micikevicius et al., Mixed Precision Training, ICLR 2018, section 3.2; steps and factors as
@@ -23,7 +23,7 @@ impl LossScale {
         Self { factor, steps: 0 }
     }
 
-    /// After a step whose gradients were finite.
+    /// Updates the factor after a step with finite gradients.
     pub(crate) fn fitted(&mut self) {
         self.steps += 1;
         if self.steps == PATIENCE {
@@ -31,7 +31,7 @@ impl LossScale {
         }
     }
 
-    /// After a step whose gradients were not; none where the factor cannot be less.
+    /// The factor after a step with infinite gradients; `None` if it cannot be reduced.
     pub(crate) fn overflowed(self) -> Option<Self> {
         (self.factor > LEAST).then(|| Self::new((self.factor / 2.0).max(LEAST)))
     }

@@ -15,25 +15,25 @@ use vlm_models::{Parameter, Vlm};
 use crate::recipe::Recipe;
 use crate::sums::GradientSums;
 
-/// The state of all parameters that are trained.
+/// The state of all trained parameters.
 #[derive(Clone, Debug)]
 pub(crate) struct AdamW {
     pub(crate) states: HashMap<ParamId, State>,
 }
 
-/// The state of a parameter, flat; of several ranks that share the state, of their part of it.
+/// The state of a parameter, flat; with a sharded state, of this rank's shard.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct State {
     /// Updates so far.
     pub(crate) steps: u64,
-    /// The parameter in f32, where it is not itself; absent before the first update.
+    /// The parameter in f32, if it has another type; absent before the first update.
     pub(crate) master: Option<Tensor<1>>,
-    /// Moving means of the gradient and of its square; absent before the first update.
+    /// Moving averages of the gradient and of its square; absent before the first update.
     pub(crate) moments: Option<[Tensor<1>; 2]>,
 }
 
 impl AdamW {
-    /// Without updates so far.
+    /// Creates the state before any update.
     pub(crate) fn new(parameters: &[Parameter]) -> Self {
         let states = parameters.iter().map(|p| (p.id, State::default()));
         Self {
@@ -41,9 +41,9 @@ impl AdamW {
         }
     }
 
-    /// Updates the model by the gradients of a batch, at `factor` times the peak rates; if the step
-    /// is watched, returns of the updates of weights of 16 bits without masters those that rounding
-    /// undid, and all.
+    /// Updates the model with the gradients of a batch, at `factor` times the peak rates. If the
+    /// step is watched, it returns two counts for 16-bit weights without masters: the updates lost
+    /// to rounding, and all updates.
     pub(crate) fn step(
         &mut self,
         model: Vlm,
@@ -57,8 +57,8 @@ impl AdamW {
         (model, update.lost())
     }
 
-    /// As [`step`](Self::step), of parts of the parameters, flat and in their types, whose state
-    /// this is.
+    /// As [`step`](Self::step), for shards of the parameters, flat and in their types, with this
+    /// state.
     pub(crate) fn step_parts(
         &mut self,
         parts: HashMap<ParamId, Tensor<1>>,
@@ -95,7 +95,7 @@ struct Update<'a> {
     gradients: GradientSums,
     recipe: &'a Recipe,
     is_watched: bool,
-    /// Updates without effect of each parameter, and all updates looked at.
+    /// Updates without effect, per parameter, and all updates counted.
     lost: Vec<Tensor<1, Int>>,
     watched: usize,
 }
@@ -155,13 +155,13 @@ impl<'a> Update<'a> {
         Some(rounded)
     }
 
-    /// Updates without effect, and all that were looked at.
+    /// Updates without effect, and all updates counted.
     fn lost(self) -> [usize; 2] {
         if self.lost.is_empty() {
             return [0, 0];
         }
         let lost = Tensor::cat(self.lost, 0).try_into_data();
-        // A device that failed says so at its next use.
+        // A failed device reports it at its next use.
         lost.map_or([0, 0], |lost| {
             [lost.iter::<f64>().sum::<f64>() as usize, self.watched]
         })
@@ -189,12 +189,12 @@ impl ModuleMapper for Update<'_> {
 }
 
 impl State {
-    /// True if the parameter's f32 value is kept beside it, from the first update on.
+    /// True if an f32 copy of the parameter is kept from the first update on.
     pub(crate) fn keeps(&self, dtype: DType, recipe: &Recipe) -> bool {
         self.steps > 0 && recipe.masters && is_narrow(dtype)
     }
 
-    /// The value after the update of this number, in its type and in that of the parameter.
+    /// The value after the update with this number, in its type and in that of the parameter.
     fn update(
         &mut self,
         [value, gradient]: [Tensor<1>; 2],

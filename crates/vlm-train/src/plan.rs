@@ -14,19 +14,19 @@ use crate::recipe::{Recipe, TrainedParts};
 use crate::record::SAMPLES;
 use crate::shards::{self, OptimizerState};
 
-/// The sizes of a micro-batch that its memory depends on.
+/// The sizes of a micro-batch that determine its memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MicroShape {
     /// Tokens, padding included.
     pub tokens: usize,
     /// Patches of pictures and videos.
     pub patches: usize,
-    /// Tokens that the loss is over.
+    /// Tokens with a label.
     pub labelled: usize,
 }
 
 impl MicroShape {
-    /// Those of a micro-batch.
+    /// Returns the sizes of a micro-batch.
     pub fn of(micro: &MicroBatch) -> Self {
         let grids = micro.image_grids.iter().chain(&micro.video_grids);
         Self {
@@ -36,7 +36,7 @@ impl MicroShape {
         }
     }
 
-    /// As many tokens of the same kind: with as large shares of patches and labels.
+    /// Returns sizes with `tokens` tokens and the same shares of patches and labels.
     #[must_use]
     pub fn with_tokens(self, tokens: usize) -> Self {
         let share = |of: usize| (of * tokens).div_ceil(self.tokens.max(1));
@@ -53,12 +53,12 @@ impl MicroShape {
 pub struct StepMemory {
     /// Memory held during the whole step.
     pub held: Vec<(&'static str, usize)>,
-    /// Memory beside it, at one moment each.
+    /// Additional memory of each phase, one at a time.
     pub moments: Vec<(&'static str, usize)>,
 }
 
 impl StepMemory {
-    /// The most bytes at one time.
+    /// The peak in bytes.
     pub fn peak(&self) -> usize {
         let held: usize = self.held.iter().map(|(_, bytes)| bytes).sum();
         let largest = self.moments.iter().map(|(_, bytes)| *bytes).max();
@@ -72,14 +72,15 @@ pub struct MemoryPlan {
     types: Types,
     weights: usize,
     adapters: usize,
-    /// Tensors of the model, those that are trained twice; and the latter.
+    /// The number of tensors of the model, with trained ones counted twice, and the number of
+    /// trained ones.
     tensors: usize,
     trained_tensors: usize,
-    /// Elements that are trained, and those of the largest parameter of them.
+    /// Trained elements, and those of the largest trained parameter.
     trained: usize,
     largest: usize,
     has_masters: bool,
-    /// Devices that sum their gradients.
+    /// Number of devices that sum their gradients.
     ranks: usize,
     optimizer: OptimizerState,
     recomputes: bool,
@@ -98,15 +99,15 @@ pub struct MemoryPlan {
 /// Bytes of the types of a step.
 #[derive(Clone, Copy, Debug)]
 struct Types {
-    /// Of a weight and an activation.
+    /// Bytes of an element of weights and activations.
     narrow: usize,
-    /// Of what is computed in f32.
+    /// Bytes of an element computed in f32.
     wide: usize,
     /// True if products convert both factors to f32 first.
     widens: bool,
 }
 
-/// The channels of a layer, and what of it is trained.
+/// The channels of a layer, and its trained parts.
 #[derive(Clone, Copy, Debug)]
 struct Layer {
     hidden: usize,
@@ -121,13 +122,13 @@ struct Layer {
 }
 
 impl MemoryPlan {
-    /// Plans the steps of a recipe over a model in a type.
+    /// Plans the memory of a recipe's steps for a model in a type.
     ///
     /// # Errors
     /// Those of [`Trainer::new`](crate::Trainer::new).
     pub fn new(config: &VlmConfig, recipe: &Recipe, dtype: DType) -> Result<Self> {
         recipe.check()?;
-        // Draws nothing.
+        // Initialises no weights.
         let mut model = config.init(&Device::flex())?;
         let sizes = model.weight_sizes();
         let weights = sizes.iter().map(|(_, elements)| elements).sum::<usize>();
@@ -212,14 +213,15 @@ impl MemoryPlan {
         })
     }
 
-    /// The same on each of several devices.
+    /// Sets the number of devices and the placement of the optimizer's state; the plan is per
+    /// device.
     #[must_use]
     pub fn with_ranks(mut self, ranks: usize, optimizer: OptimizerState) -> Self {
         (self.ranks, self.optimizer) = (ranks.max(1), optimizer);
         self
     }
 
-    /// Elements that a device has the optimizer's state of.
+    /// Elements with optimizer state on one device.
     fn updated(&self) -> usize {
         match self.optimizer {
             OptimizerState::Replicated => self.trained,
@@ -227,7 +229,7 @@ impl MemoryPlan {
         }
     }
 
-    /// The memory of a step whose largest micro-batch has this shape; there are others before it.
+    /// Computes the memory of a step whose largest micro-batch has this shape and follows others.
     pub fn step(&self, shape: MicroShape) -> StepMemory {
         let MicroShape {
             tokens,
@@ -281,8 +283,9 @@ impl MemoryPlan {
         StepMemory { held, moments }
     }
 
-    /// Additional bytes for recording a step over `samples` samples with `patches` patches: sampled
-    /// weights before and after it, gradients and activations, and a copy of the patches.
+    /// Computes the additional bytes for recording a step over `samples` samples with `patches`
+    /// patches: sampled weights before and after the step, gradients and activations, and a copy of
+    /// the patches.
     pub fn record(&self, patches: usize, samples: usize) -> usize {
         let activations = self.layers * OF_LAYER + self.blocks + 4;
         let tensors = self.tensors + 2 * self.trained_tensors + samples * activations;
@@ -290,8 +293,8 @@ impl MemoryPlan {
         2 * patches * self.patch_elems * DType::F32.size() + tensors * OF_SAMPLED
     }
 
-    /// The most tokens a micro-batch of the kind of `shape` that a step of fits into `bytes`;
-    /// none if not even one does.
+    /// Computes the largest number of tokens, in a micro-batch with the proportions of `shape`, for
+    /// which a step fits into `bytes`; `None` if one token does not fit.
     pub fn most_tokens(&self, shape: MicroShape, bytes: usize) -> Option<usize> {
         let fits = |tokens: usize| self.step(shape.with_tokens(tokens)).peak() <= bytes;
         let (mut most, mut beyond) = (0, MOST_TOKENS);
@@ -306,7 +309,8 @@ impl MemoryPlan {
         (most > 0).then_some(most)
     }
 
-    /// Logits exist in blocks of the vocabulary: those of a block, their softmax, and the words.
+    /// Logits exist in blocks of the vocabulary: the logits of a block, their softmax, and the word
+    /// embeddings.
     fn head(&self, rows: usize) -> usize {
         let channels = self.decoder.hidden;
         let words = (ELEMENTS_OF_BLOCK / rows.max(channels)).max(LEAST_WORDS);
@@ -323,8 +327,8 @@ impl MemoryPlan {
         3 * rows * words * wide + words * channels * copies + gradient
     }
 
-    /// New values take the memory of masters or of gradients that nothing else holds. Those in 16 bits
-    /// stand beside them; without a master, the old value stands there in f32 too.
+    /// New values reuse the memory of masters or of gradients that nothing else holds. 16-bit
+    /// values take additional memory; without a master, so does the old value in f32.
     fn update(&self) -> usize {
         let of_value = if self.adapters > 0 {
             self.types.wide
@@ -335,12 +339,12 @@ impl MemoryPlan {
         let (largest, sums) = (self.largest.min(part), self.trained * self.types.wide);
         let is_narrow = of_value < self.types.wide;
         let beside = match (self.ranks, self.optimizer) {
-            // Sums are given up one by one.
+            // Sums are freed one by one.
             (1, _) if is_narrow => largest * of_value,
             (1, _) => 0,
             // They are views of one tensor until the end.
             (_, OptimizerState::Replicated) => values,
-            // A part of them is left, and the values of that part stand alone.
+            // A shard of them remains, with the values of that shard separate.
             (_, OptimizerState::Sharded) => {
                 (values + part * (of_value + self.types.wide)).saturating_sub(sums)
             }
@@ -352,8 +356,8 @@ impl MemoryPlan {
         }
     }
 
-    /// The gradients for the other devices stand end to end beside their sums over micro-batches;
-    /// of a sharded state, a part of those of all devices too.
+    /// The gradients for the other devices are concatenated beside their sums over micro-batches;
+    /// with a sharded state, also a shard of those of all devices.
     fn exchange(&self) -> usize {
         let part = match self.optimizer {
             OptimizerState::Replicated => 0,
@@ -363,16 +367,17 @@ impl MemoryPlan {
     }
 }
 
-/// Bytes that burn keeps of a tensor beside its elements, counted: they matter to tiny models.
+/// Bytes that burn keeps per tensor besides its elements, as measured; they matter for tiny models.
 const OF_TENSOR: usize = 7 << 10;
-/// The activations and gradients of a layer that a record has, and the bytes of the samples of one.
+/// The number of recorded activations and gradients of a layer, and the bytes of the samples of
+/// one.
 const OF_LAYER: usize = 14;
 const OF_SAMPLED: usize = SAMPLES * DType::F32.size() + 256;
-/// The most logits and elements of the weight, and the fewest words, of a block in
+/// The limit on logits and weight elements, and the minimum number of words, of a block in
 /// `burn-attention`.
 const ELEMENTS_OF_BLOCK: usize = 1 << 23;
 const LEAST_WORDS: usize = 128;
-/// More than any micro-batch has.
+/// More tokens than any micro-batch has.
 const MOST_TOKENS: usize = 1 << 24;
 
 impl Layer {
@@ -392,7 +397,7 @@ impl Layer {
             wide,
             widens,
         } = types;
-        // q, k, v and the output of attention; what the second norm reads; gate and up.
+        // q, k, v and the output of attention; the input of the second norm; gate and up.
         let always = 2 * q + 2 * kv + hidden + 2 * inner;
         // The inputs of linear layers, for the gradients of their weights or adapters.
         let shared = 2 * hidden + q + inner;
@@ -403,7 +408,7 @@ impl Layer {
             (false, true) => each * wide,
             (false, false) => 0,
         };
-        // A mask, and what it leaves, of each.
+        // A mask and the masked values of each.
         let dropped = if self.dropout { 2 * each * wide } else { 0 };
         // The largest score and the sum of each row, roots of the norms; x A of adapters, which the
         // kernel of bf16 computes again.
@@ -416,7 +421,7 @@ impl Layer {
         tokens * (always * narrow + reads + dropped + rest)
     }
 
-    /// Bytes that the backward of a layer has beside its graph: gradients on their way.
+    /// Bytes of the backward of a layer besides its graph: gradients in progress.
     fn passing(&self, tokens: usize, types: Types) -> usize {
         let Self { hidden, inner, .. } = *self;
         let Types {

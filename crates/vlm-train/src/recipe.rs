@@ -7,64 +7,63 @@ use crate::error::{Result, VlmTrainError};
 use crate::schedule::Schedule;
 
 /// The trained parts, the hyperparameters and the number of steps. Two runs with equal recipes,
-/// models and batches have equal numbers on one device.
+/// models and batches are bit-identical on the same device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Recipe {
     /// Steps, each over one batch.
     pub steps: usize,
-    /// The parts that are trained.
+    /// The trained parts.
     pub trained: TrainedParts,
     /// Peak learning rates.
     pub rates: Rates,
-    /// How rates fall.
+    /// The decay of the rates.
     pub schedule: Schedule,
-    /// Steps in which rates rise from 0.
+    /// Steps of warm-up, in which rates rise from 0.
     pub warmup_steps: usize,
-    /// Decay of the moments in a step.
+    /// Decay of the moments per step.
     pub betas: [f64; 2],
-    /// Added to the root of the second moment.
+    /// The number added to the root of the second moment.
     pub epsilon: f64,
-    /// Decay of matrices in a step, times the rate; norms and biases do not decay.
+    /// Decay of matrices per step, times the rate; norms and biases do not decay.
     pub weight_decay: f64,
     /// The largest norm of all gradients together; larger ones are scaled down to it.
     pub max_norm: Option<f64>,
     /// The divisor of the losses of a batch's tokens.
     pub loss_rule: LossRule,
-    /// Keeps an f32 copy of each parameter in 16 bits, which updates add up in.
+    /// True to keep an f32 copy of each 16-bit parameter, in which updates accumulate.
     pub masters: bool,
-    /// The factor that losses are multiplied with at first for models in f16. It is halved in a
-    /// step whose gradients overflow, which takes no update, and doubled after 2,000 steps without
-    /// one.
+    /// The initial factor on losses for models in f16. It is halved in a step whose gradients
+    /// overflow, which is skipped, and doubled after 2,000 steps without an overflow.
     pub loss_scale: Option<f64>,
-    /// Runs each layer again in the backward pass, instead of keeping what its backward needs.
+    /// True to recompute each layer in the backward pass instead of keeping its activations.
     pub recompute: bool,
-    /// Of adapters and dropout.
+    /// The seed of adapters and dropout.
     pub seed: u64,
 }
 
-/// The parts that are trained.
+/// The trained parts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TrainedParts {
     /// Adapters; the model is frozen.
     Lora(LoraConfig),
-    /// These parts of the model.
+    /// All weights of these parts of the model.
     Full(Vec<ModelPart>),
 }
 
 /// Peak learning rates of the parts.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rates {
-    /// Of the vision tower.
+    /// The rate of the vision tower.
     pub tower: f64,
-    /// Of the merger.
+    /// The rate of the merger.
     pub merger: f64,
-    /// Of the decoder.
+    /// The rate of the decoder.
     pub decoder: f64,
 }
 
 impl Rates {
-    /// One rate for all parts.
+    /// Sets one rate for all parts.
     pub fn all(rate: f64) -> Self {
         Self {
             tower: rate,
@@ -86,16 +85,18 @@ impl Rates {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LossRule {
-    /// The labelled tokens of the whole batch: each counts the same, however the batch is cut.
+    /// The labelled tokens of the whole batch: each has equal weight, independent of the division
+    /// into micro-batches.
     Tokens,
-    /// Those of its micro-batch, and then the means by the number of micro-batches, as transformers
-    /// 5.24.0 does for all Qwen-VL models.
+    /// The labelled tokens of each micro-batch; the means are then divided by the number of
+    /// micro-batches, as transformers 5.24.0 does for all Qwen-VL models.
     MicroBatches,
 }
 
 impl Default for Recipe {
-    /// Adapters of [`LoraConfig::default`], rates of 1e-4 that rise for 3 steps of 100 and fall
-    /// along a cosine, betas 0.9 and 0.999, epsilon 1e-8, no decay, norms clipped at 1.
+    /// Trains adapters of [`LoraConfig::default`] for 100 steps: rates of 1e-4 with 3 steps of
+    /// warm-up and cosine decay, betas 0.9 and 0.999, epsilon 1e-8, no weight decay, norms clipped
+    /// at 1.
     fn default() -> Self {
         Self {
             steps: 100,
@@ -127,7 +128,7 @@ impl Recipe {
         let max_norm = self.max_norm.unwrap_or(1.0);
         let above = "a finite number above 0";
         for (option, found, is_right, expected) in [
-            // First, for the others follow it by default.
+            // Checked first, since the others follow it by default.
             (
                 "decoder rate",
                 self.rates.decoder,
@@ -155,7 +156,7 @@ impl Recipe {
             (
                 "epsilon",
                 self.epsilon,
-                // A moment of 0 is divided by it.
+                // A moment of 0 would be divided by it.
                 is_rate(self.epsilon) && self.epsilon > 0.0,
                 above,
             ),

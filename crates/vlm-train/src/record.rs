@@ -29,30 +29,30 @@ use crate::error::{Result, VlmTrainError};
 use crate::sums::GradientSums;
 use crate::trainer::{StepReport, Trainer};
 
-/// Elements of a tensor that are kept.
+/// Number of elements kept per tensor.
 pub(crate) const SAMPLES: usize = 1024;
-/// The text of the file's header that has the [`RecordHeader`].
+/// The key of the [`RecordHeader`] in the file's header.
 const HEADER: &str = "mrope_record";
 const VERSION: u32 = 1;
-/// Larger files are refused: a record of 1024 samples of each tensor of a large model has 50 MB.
+/// The file size limit; a record of 1024 samples of each tensor of a large model has 50 MB.
 const MAX_BYTES: u64 = 1 << 30;
 
 /// The description of a record.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RecordHeader {
-    /// Of the format: 1.
+    /// The version of the format: 1.
     pub version: u32,
     /// The program that computed the step.
     pub source: String,
     /// The type of weights and activations: `f32`, `f16` or `bf16`.
     pub precision: String,
-    /// The most elements that are kept of a tensor.
+    /// The limit on elements kept per tensor.
     pub samples: usize,
     /// The step, from 1.
     pub step: usize,
     /// The loss before the update.
     pub loss: f64,
-    /// Numbers that decide the step, by name.
+    /// Settings that determine the step, by name.
     #[serde(default)]
     pub settings: BTreeMap<String, String>,
     /// The shape of each tensor, by its name in the file.
@@ -62,9 +62,9 @@ pub struct RecordHeader {
 /// A recorded step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepRecord {
-    /// Its description.
+    /// The description.
     pub header: RecordHeader,
-    /// The elements that were kept, by name.
+    /// The kept elements, by name.
     pub items: BTreeMap<String, Vec<f32>>,
 }
 
@@ -72,8 +72,8 @@ impl StepRecord {
     /// Reads a record.
     ///
     /// # Errors
-    /// [`VlmTrainError::Model`] for a file that cannot be read; [`VlmTrainError::NoRecord`] for one
-    /// that is none, or of another version.
+    /// [`VlmTrainError::Model`] if the file cannot be read; [`VlmTrainError::NoRecord`] if it is
+    /// not a record, or has a different version.
     pub fn read(path: &Path) -> Result<Self> {
         let refused = |reason: String| VlmTrainError::NoRecord {
             path: path.to_owned(),
@@ -152,7 +152,7 @@ impl Recording {
         Trace::sampling(SAMPLES, self.segments(model, micro))
     }
 
-    /// Where the samples of a micro-batch are. A line that comes again in the batch has a number.
+    /// The places of a micro-batch's samples. A repeated line in the batch has a number.
     fn segments(&self, model: &Vlm, micro: &MicroBatch) -> Vec<Segment> {
         let mut segments: Vec<Segment> = Vec::with_capacity(micro.lines.len());
         let [image, _] = model.placeholders();
@@ -198,7 +198,7 @@ impl Recording {
         segments
     }
 
-    /// Adds what a micro-batch gave.
+    /// Adds the results of a micro-batch.
     pub(crate) fn add_pass(
         &mut self,
         model: &Vlm,
@@ -231,7 +231,7 @@ impl Recording {
             }
             let its_patches = segment.patches.start * channels..segment.patches.end * channels;
             let (pictures, patches) = (its_grids.len() / 3, segment.patches.len());
-            // The same however other samples of the micro-batch are.
+            // Independent of the other samples of the micro-batch.
             let columns = if patches == 0 { 0 } else { channels };
             let values = micro.image_patches[its_patches].to_vec();
             let inputs: [(&str, Vec<f32>, &[usize]); 6] = [
@@ -279,12 +279,12 @@ impl Recording {
 }
 
 impl Trainer {
-    /// One step as [`step`](Self::step) takes it, to the bit, and a record of it in a file, which
-    /// replaces an older one. At most 1024 elements of a tensor are kept.
+    /// Runs one step, bit-identical to [`step`](Self::step), and writes a record of it to a file,
+    /// which replaces an older one. At most 1024 elements per tensor are kept.
     ///
     /// # Errors
     /// [`VlmTrainError::PartOfGradients`]; those of [`step`](Self::step); [`VlmTrainError::Model`]
-    /// if the file cannot be written: the step has been taken then.
+    /// if the file cannot be written; the step is then already complete.
     pub fn record_step(&mut self, batch: &[MicroBatch], path: &Path) -> Result<StepReport> {
         if self.shards().is_some() {
             let step = self.steps + 1;

@@ -1,4 +1,4 @@
-//! A trainer that is one of several, each with a replica of the model.
+//! Trainers of several ranks, each with a replica of the model.
 
 use std::sync::Arc;
 
@@ -14,9 +14,9 @@ use crate::sums::GradientSums;
 use crate::trainer::Trainer;
 
 impl Trainer {
-    /// One of several ranks, whose gradients `collective` sums. Each rank has a replica of the
-    /// model, and the optimizer's state or a part of it. Before [`resume`](Self::resume), of a run
-    /// on any number of ranks.
+    /// Makes this trainer one of several ranks, with gradients summed by `collective`. Each rank
+    /// has a replica of the model, and the optimizer's state or a shard of it. Call it before
+    /// [`resume`](Self::resume), which continues a run of any number of ranks.
     #[must_use]
     pub fn with_ranks(
         mut self,
@@ -49,7 +49,7 @@ impl Trainer {
         }
     }
 
-    /// Refuses ranks that differ in recipe, data, model, weights or step.
+    /// Rejects ranks that differ in recipe, data, model, weights or step.
     ///
     /// # Errors
     /// [`VlmTrainError::OtherRank`]
@@ -91,7 +91,7 @@ impl Trainer {
         Ok(())
     }
 
-    /// The norm of all trained values, to seven digits: replicas have the same.
+    /// The norm of all trained values, to seven digits; replicas have equal norms.
     fn weights_norm(&self) -> Result<String> {
         let mut values = Values::default();
         self.model.visit(&mut values);
@@ -108,7 +108,7 @@ impl Trainer {
     }
 }
 
-/// Says whether two texts are the same.
+/// A hash by which to compare texts.
 fn fingerprint(text: &str) -> String {
     let mut hash = Fingerprint::default();
     hash.add(text.as_bytes());

@@ -13,54 +13,55 @@ use crate::error::{Result, VlmTrainError};
 use crate::log::Log;
 use crate::trainer::{StepReport, Trainer};
 
-/// The work of a run besides its steps.
+/// The options of a run besides its recipe.
 #[derive(Clone, Copy, Debug)]
 pub struct RunOptions<'a> {
     /// The folder of log and checkpoints.
     pub folder: &'a Path,
-    /// The identity of the run, by name: the model, the data. Another does not continue it.
+    /// The identity of the run, by name: the model, the data. A run with a different identity
+    /// cannot continue it.
     pub identity: &'a BTreeMap<String, String>,
     /// Steps between checkpoints.
     pub checkpoint_every: usize,
     /// The batches of validation; empty for no validation.
     pub validation: &'a [MicroBatch],
-    /// The questions that are answered before the first step, and after each validation.
+    /// The questions to answer before the first step and after each validation.
     pub questions: Option<&'a Questions>,
     /// Steps between validations.
     pub validate_every: usize,
-    /// The step that is recorded, into `step-N.safetensors`.
+    /// The step to record in `step-N.safetensors`.
     pub record_step: Option<usize>,
-    /// Once true, the run saves a checkpoint after the step that it is in, and returns.
+    /// Once true, the run saves a checkpoint after the current step and returns.
     pub stop: &'a AtomicBool,
 }
 
-/// An event that a run reports while it runs.
+/// An event reported during a run.
 #[derive(Clone, Copy, Debug)]
 pub enum Event<'a> {
     /// A step is done.
     Step(&'a StepReport),
-    /// The loss after a step over what is validated on.
+    /// The validation loss after a step.
     Validation {
         /// The step.
         step: usize,
-        /// In nats a labelled token.
+        /// The loss in nats per labelled token.
         loss: f64,
     },
     /// Questions were answered after a step, or before the first.
     Answers {
         /// The step, or 0.
         step: usize,
-        /// In the order of the questions.
+        /// The answers, in the order of the questions.
         answers: &'a [Answer],
     },
 }
 
-/// How a run ended.
+/// The end of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
     /// All steps are done.
     Finished,
-    /// It was asked to stop.
+    /// The run was stopped on request.
     Stopped,
 }
 
@@ -78,14 +79,14 @@ struct Answers<'a> {
     answers: &'a [Answer],
 }
 
-/// Takes the steps of a run that are left, and saves a checkpoint at its end. Of several ranks, each
-/// has its part of the batches, all have the same `validation`, and the first writes and answers.
-/// `batches` go on where [`Trainer::position`] says, as those of a [`Loader`](vlm_data::Loader) do.
+/// Runs the remaining steps of a run and saves a checkpoint at its end. With several ranks, each
+/// has its shard of the batches, all have the same `validation`, and the first writes and answers.
+/// `batches` must continue at [`Trainer::position`], as those of a [`Loader`](vlm_data::Loader) do.
 ///
 /// # Errors
 /// [`VlmTrainError::Taken`] if a new run would replace another; those of [`Trainer::step`], after
-/// which the last checkpoint is the one before; [`VlmTrainError::Data`], [`VlmTrainError::NoData`],
-/// [`VlmTrainError::File`]; of several ranks [`VlmTrainError::Rank`] and
+/// which the previous checkpoint is the last; [`VlmTrainError::Data`], [`VlmTrainError::NoData`],
+/// [`VlmTrainError::File`]; with several ranks, [`VlmTrainError::Rank`] and
 /// [`VlmTrainError::OtherRank`].
 pub fn run(
     trainer: &mut Trainer,

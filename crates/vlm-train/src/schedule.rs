@@ -4,7 +4,7 @@ use std::f64::consts::PI;
 
 use serde::{Deserialize, Serialize};
 
-/// How the learning rate falls after its warm-up, from its peak to 0 but for
+/// The decay of the learning rate after its warm-up, from its peak to 0, except for
 /// [`Constant`](Self::Constant).
 ///
 /// # Source
@@ -13,16 +13,16 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Schedule {
-    /// It stays.
+    /// No decay.
     Constant,
-    /// Along a line.
+    /// Linear decay.
     Linear,
-    /// Along half a cosine.
+    /// Decay along half a cosine.
     Cosine,
 }
 
 impl Schedule {
-    /// The factor of the peak rate in a step, counted from 0.
+    /// Computes the factor on the peak rate in a step, counted from 0.
     pub fn factor(self, step: usize, warmup_steps: usize, steps: usize) -> f64 {
         if step < warmup_steps {
             return step as f64 / warmup_steps as f64;

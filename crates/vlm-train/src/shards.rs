@@ -17,21 +17,22 @@ use crate::ranks::{NoSum, Peers, expect_done};
 use crate::sums::GradientSums;
 use crate::trainer::Trainer;
 
-/// Memory of a parameter that is a view of all is as aligned on a device as memory of its own.
+/// With this alignment, a parameter that is a view of the whole is as aligned on a device as
+/// separate memory.
 const ALIGNMENT: usize = 64;
 
-/// The part of the optimizer's state that each rank keeps.
+/// The placement of the optimizer's state on ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OptimizerState {
-    /// All of it: one sum of gradients a step.
+    /// Each rank keeps the whole state: one all-reduce of gradients per step.
     #[default]
     Replicated,
-    /// That of its part of the parameters: the sum is scattered, and what the ranks have updated is
-    /// gathered.
+    /// Each rank keeps the state of its shard of the parameters: gradients are reduce-scattered and
+    /// updated parameters all-gathered.
     Sharded,
 }
 
-/// A parameter among the elements of all.
+/// The place of a parameter among the elements of all.
 #[derive(Clone, Debug)]
 struct Place {
     id: ParamId,
@@ -39,7 +40,7 @@ struct Place {
     all: Range<usize>,
 }
 
-/// How the trained elements are divided among ranks.
+/// The division of the trained elements among ranks.
 #[derive(Clone, Debug)]
 pub(crate) struct Shards {
     rank: usize,
@@ -73,7 +74,7 @@ impl Shards {
         }
     }
 
-    /// The elements of a parameter whose state this rank has; none of one that it has no part of.
+    /// The elements of a parameter with state on this rank; `None` if there are none.
     pub(crate) fn own(&self, id: ParamId) -> Option<Range<usize>> {
         let place = self.places.iter().find(|place| place.id == id)?;
         let own = self.own_of(place);
@@ -87,7 +88,8 @@ impl Shards {
         start..place.all.end.clamp(start, end)
     }
 
-    /// The type that all parameters are exchanged in: that of all, or one that holds each.
+    /// The type in which all parameters are exchanged: their common type, or one that represents
+    /// each exactly.
     fn dtype(&self) -> DType {
         let mut dtypes = self.places.iter().map(|place| place.dtype);
         let first = dtypes.next().unwrap_or(DType::F32);
@@ -98,14 +100,14 @@ impl Shards {
         }
     }
 
-    /// Takes whole gradients, end to end in f32.
+    /// Takes whole gradients, concatenated in f32.
     pub(crate) fn flatten(&self, gradients: &mut GradientSums, device: &Device) -> Tensor<1> {
         let gradient = |place: &Place| Some((place.all.start, gradients.take(place.id)?));
         let parts = self.places.iter().filter_map(gradient);
         laid(parts, self.part * self.ranks, (device, DType::F32))
     }
 
-    /// Of each parameter with a part of its own here, that part of a tensor of this rank's part.
+    /// Splits a tensor of this rank's shard into the parts of its parameters.
     pub(crate) fn cut_own(&self, part: &Tensor<1>) -> HashMap<ParamId, Tensor<1>> {
         let first = self.rank * self.part;
         let owned = self.places.iter().filter_map(|place| {
@@ -116,7 +118,7 @@ impl Shards {
         owned.collect()
     }
 
-    /// The parts of the parameters that this rank has, as its part in a type.
+    /// Joins this rank's parts of parameters to its shard, in a type.
     fn lay_own(&self, mut own: HashMap<ParamId, Tensor<1>>, like: (&Device, DType)) -> Tensor<1> {
         let first = self.rank * self.part;
         let of_place = |place: &Place| {
@@ -126,14 +128,14 @@ impl Shards {
         laid(self.places.iter().filter_map(of_place), self.part, like)
     }
 
-    /// Each parameter of a tensor with the parts of all ranks.
+    /// Splits a tensor of all ranks' shards into parameters.
     fn cut_all(&self, all: &Tensor<1>) -> HashMap<ParamId, Tensor<1>> {
         let cut = |place: &Place| (place.id, all.clone().slice(place.all.clone()));
         self.places.iter().map(cut).collect()
     }
 }
 
-/// Elements of each rank's part of `elements`.
+/// The number of elements per rank, of `elements`.
 pub(crate) fn part(elements: usize, ranks: usize) -> usize {
     let part = elements.div_ceil(ranks).next_multiple_of(ALIGNMENT);
     part.max(ALIGNMENT)
@@ -161,14 +163,15 @@ fn laid(
 }
 
 impl Trainer {
-    /// The other ranks, if each has a part of the optimizer's state.
+    /// The shards and the other ranks, if the optimizer's state is sharded.
     pub(crate) fn shards(&self) -> Option<(&Shards, &Peers)> {
         let peers = self.peers.as_ref()?;
         Some((peers.shards.as_ref()?, peers))
     }
 
-    /// Updates this rank's part of the parameters, at `factor` times the peak rates, and receives
-    /// the others'. Returns the updates without effect of all ranks, and those looked at.
+    /// Updates this rank's shard of the parameters, at `factor` times the peak rates, and receives
+    /// the others'. Returns the number of updates without effect on all ranks, and of all updates
+    /// counted.
     pub(crate) fn update_shards(
         &mut self,
         gradients: GradientSums,
@@ -190,7 +193,7 @@ impl Trainer {
         let device = self.model.device().inner();
         let part = shards.lay_own(own, (&device, shards.dtype()));
         expect_done(&part)?;
-        // A rank that failed keeps no other waiting on its device.
+        // A failed rank does not keep others waiting on their devices.
         let lost = peers.add(lost).map_err(NoSum::Rank)?;
         let all = peers.collective.all_gather(part).map_err(NoSum::Device)?;
         let mut values = shards.cut_all(&all);
@@ -203,7 +206,8 @@ impl Trainer {
         Ok(lost)
     }
 
-    /// Whole tensors of the optimizer's state from the parts of all ranks, which all call this.
+    /// Gathers whole tensors of the optimizer's state from the shards of all ranks, which must all
+    /// call this.
     pub(crate) fn gather(
         &self,
         own: HashMap<ParamId, Tensor<1>>,

@@ -13,7 +13,7 @@ pub(crate) struct GradientSums {
     elsewhere: HashSet<ParamId>,
 }
 
-/// Elements whose squares are summed at once; of a sum of many in f32 the last would be lost.
+/// Elements whose squares are summed together; in a longer f32 sum, the last terms would be lost.
 const CHUNK: usize = 4096;
 
 impl GradientSums {
@@ -30,7 +30,7 @@ impl GradientSums {
         self.sums.insert(id, sum);
     }
 
-    /// Notes that a parameter has a gradient, on other ranks alone.
+    /// Records that a parameter has a gradient only on other ranks.
     pub(crate) fn add_elsewhere(&mut self, id: ParamId) {
         self.elsewhere.insert(id);
     }

@@ -15,7 +15,7 @@ use crate::recipe::{LossRule, Recipe, TrainedParts};
 use crate::record::Recording;
 use crate::sums::GradientSums;
 
-/// Steps after which the share of updates without effect is measured again.
+/// Steps between measurements of the share of updates without effect.
 const WATCHED_EVERY: usize = 100;
 
 /// A model in training.
@@ -27,50 +27,51 @@ pub struct Trainer {
     pub(crate) optimizer: AdamW,
     pub(crate) steps: usize,
     pub(crate) loss_scale: Option<LossScale>,
-    /// Where the data go on.
+    /// The position in the data after the last step.
     pub(crate) position: Option<DataPosition>,
     /// The other ranks of the run.
     pub(crate) peers: Option<Peers>,
 }
 
-/// The numbers of a step, the same in each run of a recipe over the same batches on one device.
+/// The metrics of a step, bit-identical in each run of a recipe over the same batches on the same
+/// device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepReport {
     /// The step, from 1.
     pub step: usize,
-    /// The loss before the update, in nats a labelled token.
+    /// The loss before the update, in nats per labelled token.
     pub loss: f64,
     /// The norm of all gradients together, before clipping.
     pub gradient_norm: f64,
-    /// The factor of the peak rates.
+    /// The factor on the peak rates.
     pub rate_factor: f64,
     /// The learning rate of the decoder.
     pub learning_rate: f64,
     /// Tokens read, without padding.
     pub tokens: usize,
-    /// Of these, those with a label.
+    /// Labelled tokens among them.
     pub labelled: usize,
-    /// The factor that the loss was multiplied with, in f16.
+    /// The loss scale, in f16.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<f64>,
     /// True if gradients overflowed in f16, so that no update was taken.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub skipped: bool,
-    /// The share of updates that were below the resolution of weights in 16 bits without masters,
-    /// and so had no effect; measured in the first step after the warm-up and in each hundredth.
+    /// The share of updates below the resolution of 16-bit weights without masters, which thus had
+    /// no effect. It is measured in the first step after the warm-up and in every hundredth step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost_updates: Option<f64>,
 }
 
-/// How much a step depends on the cut of its batch: the largest differences relative to the first
+/// The dependence of a step on the cut of its batch: the largest differences relative to the first
 /// cut.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CutDifference {
-    /// Of the loss.
+    /// The difference of the loss.
     pub loss: f64,
-    /// Of the gradient's norm.
+    /// The difference of the gradient's norm.
     pub gradient_norm: f64,
-    /// Of the gradient: the norm of the difference.
+    /// The norm of the gradient's difference.
     pub gradient: f64,
 }
 
@@ -84,7 +85,7 @@ struct Pass {
 }
 
 impl Trainer {
-    /// Prepares the model of a checkpoint, on a device with autodiff.
+    /// Prepares a checkpoint's model, which must be on a device with autodiff.
     ///
     /// # Errors
     /// [`VlmTrainError::Recipe`], [`VlmTrainError::NothingTrained`]; those of
@@ -113,7 +114,7 @@ impl Trainer {
         })
     }
 
-    /// The model as it is now.
+    /// The model in its current state.
     pub fn model(&self) -> &Vlm {
         &self.model
     }
@@ -123,33 +124,34 @@ impl Trainer {
         &self.recipe
     }
 
-    /// The parameters that are trained.
+    /// The trained parameters.
     pub fn parameters(&self) -> &[Parameter] {
         &self.parameters
     }
 
-    /// Steps that are done.
+    /// The number of steps completed.
     pub fn steps(&self) -> usize {
         self.steps
     }
 
-    /// Where the data go on after the last step of [`run`](crate::run()), for a
+    /// The position in the data after the last step of [`run`](crate::run()), for the
     /// [`Loader`](vlm_data::Loader) that continues it.
     pub fn position(&self) -> Option<DataPosition> {
         self.position
     }
 
-    /// One step over a batch: gradients of all its micro-batches, one update. Of several ranks, each
-    /// has its part of the batch, which may be empty.
+    /// Runs one step over a batch: the gradients of all its micro-batches, then one update. With
+    /// several ranks, each has its shard of the batch, which may be empty.
     ///
     /// # Errors
     /// [`VlmTrainError::NoLabels`], [`VlmTrainError::Diverged`], [`VlmTrainError::Device`]; those
-    /// of [`Vlm::backward`]; [`VlmTrainError::Rank`]. The model is then the one before the step.
+    /// of [`Vlm::backward`]; [`VlmTrainError::Rank`]. After an error, the model is the one before
+    /// the step.
     pub fn step(&mut self, batch: &[MicroBatch]) -> Result<StepReport> {
         self.step_recording(batch, None)
     }
 
-    /// As [`step`](Self::step), with a look at what it computes.
+    /// As [`step`](Self::step), but also records intermediate results.
     pub(crate) fn step_recording(
         &mut self,
         batch: &[MicroBatch],
@@ -180,7 +182,7 @@ impl Trainer {
             scale.fitted();
         }
         if let Some(most) = recipe.max_norm {
-            // As torch's clip_grad_norm_ does.
+            // As in torch's clip_grad_norm_.
             let factor = most / (pass.norm + 1e-6);
             if factor < 1.0 {
                 pass.gradients.scale(factor);
@@ -333,8 +335,8 @@ impl Trainer {
         Ok(batch.iter().map(labelled).collect::<Result<_, _>>()?)
     }
 
-    /// The loss over a batch, in nats a labelled token, without dropout and without a step. Of
-    /// several ranks, each computes its micro-batches of the same batch.
+    /// Computes the loss over a batch, in nats per labelled token, without dropout or an update.
+    /// With several ranks, each computes its micro-batches of the same batch.
     ///
     /// # Errors
     /// [`VlmTrainError::NoLabels`]; those of [`Vlm::loss`].
@@ -368,8 +370,9 @@ impl Trainer {
         Ok(sum / all as f64)
     }
 
-    /// Computes a step over samples that are cut four ways, takes none, and compares each with the
-    /// first: all packed into one, all padded into one, packed into more, each by itself.
+    /// Computes a step over samples cut in four ways, without an update, and compares each with the
+    /// first: all packed into one micro-batch, all padded into one, packed into several, and one
+    /// sample each.
     ///
     /// # Errors
     /// Those of [`step`](Self::step) and [`MicroBatch::new`].
@@ -385,7 +388,7 @@ impl Trainer {
             Cut::Packed {
                 tokens: longest.max(all.div_ceil(2)),
             },
-            // Of each sample by itself.
+            // Each sample in a separate micro-batch.
             Cut::Padded { tokens: longest },
         ];
         let cut = |(index, cut): (usize, &Cut)| {
@@ -409,7 +412,7 @@ impl Trainer {
         self.compare_cuts(&cuts)
     }
 
-    /// Computes a step over one batch in several cuts, and compares each with the first.
+    /// Computes a step over one batch with several cuts and compares each with the first.
     fn compare_cuts(&self, cuts: &[Vec<MicroBatch>]) -> Result<CutDifference> {
         let mut largest = CutDifference::default();
         let mut cuts = cuts.iter();

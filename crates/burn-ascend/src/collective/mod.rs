@@ -1,4 +1,4 @@
-//! Sums over devices, each of which has a separate thread: the session of a served device.
+//! Collectives over devices. Each device has a separate thread: the session of a served device.
 
 mod parts;
 
@@ -27,14 +27,14 @@ use crate::tensor::AscendTensor;
 
 pub(crate) use parts::register;
 
-/// How long a device waits for the root info of another one of its process.
+/// The time limit of a device waiting for the root info of another in its process.
 const ROOT_TIMEOUT: Duration = Duration::from_secs(120);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A tensor that is not a failure, as memory of an operation.
+/// A valid tensor as the memory of an operation.
 #[derive(Debug)]
 struct Held(AscendTensor);
 
@@ -52,9 +52,10 @@ impl Borrow<DeviceMemory> for Held {
 pub(crate) struct Memberships(Mutex<Vec<Membership>>);
 
 struct Membership {
-    /// The devices of this process in it, in the order of their numbers.
+    /// Its devices in this process, in the order of their numbers.
     local: Vec<AscendDevice>,
-    /// Operations and their tensors. Before the communicator, which its drop waits for.
+    /// Queued operations with their tensors. Declared before the communicator, so that they are
+    /// dropped first.
     pending: Vec<Box<dyn Any + Send>>,
     communicator: Communicator,
 }
@@ -70,14 +71,15 @@ impl fmt::Debug for Membership {
 }
 
 impl Memberships {
-    /// Lets the device's stream wait for all operations; their tensors are then ordinary ones.
+    /// Makes the device's stream wait for all operations, after which their tensors are ordinary
+    /// ones.
     pub(crate) fn finish(&self) {
         for membership in lock(&self.0).iter_mut() {
             membership.pending.clear();
         }
     }
 
-    /// How many ranks there are in the communicator of some devices of this process, if it is made.
+    /// The number of ranks in the communicator of some devices of this process, if it exists.
     fn ranks(&self, devices: &[AscendDevice]) -> Option<usize> {
         let (all, local) = (lock(&self.0), sorted(devices));
         let found = all.iter().find(|membership| membership.local == local);
@@ -102,24 +104,24 @@ fn sorted(devices: &[AscendDevice]) -> Vec<AscendDevice> {
     devices
 }
 
-/// NPUs of this process as ranks of a communicator that other processes have a part of.
+/// NPUs of this process as ranks of a communicator shared with other processes.
 #[derive(Clone, Debug)]
 pub struct Ranks<'a> {
     /// The NPUs, in the order of their ranks.
     pub npus: &'a [AscendDevice],
     /// The rank of the first.
     pub first: u32,
-    /// Ranks of all processes.
+    /// The number of ranks in all processes.
     pub all: u32,
 }
 
 impl Ranks<'_> {
-    /// Joins the other processes' ranks, by the root info that the NPU of rank 0 made
-    /// ([`AscendDevice::root_info`]). Returns when all have come. burn's `all_reduce` over the
+    /// Joins the other processes' ranks, with the root info of the NPU of rank 0
+    /// ([`AscendDevice::root_info`]). Returns when all have joined. burn's `all_reduce` over the
     /// burn devices of these NPUs then sums over all ranks, until they are closed.
     ///
     /// # Errors
-    /// Those of [`Communicator::join`] of one of the NPUs; none of them has then joined.
+    /// Those of [`Communicator::join`] for one of the NPUs; none of them has then joined.
     pub fn join(&self, root: &RootInfo) -> Result<()> {
         let local = sorted(self.npus);
         let contexts = self.npus.iter().map(AscendDevice::context);
@@ -141,7 +143,7 @@ impl Ranks<'_> {
         for (context, communicator) in contexts.iter().zip(joined) {
             let memberships = context.cache::<Memberships>();
             let mut memberships = lock(&memberships.0);
-            // One of an earlier run would hold memory for nothing.
+            // A communicator of an earlier run would only hold memory.
             memberships.retain(|membership| membership.local != local);
             memberships.push(Membership {
                 local: local.clone(),
@@ -154,22 +156,23 @@ impl Ranks<'_> {
 }
 
 impl AscendDevice {
-    /// By what the ranks of other processes find this NPU, which is to be rank 0.
+    /// Creates the root info by which the ranks of other processes find this NPU, which becomes
+    /// rank 0.
     ///
     /// # Errors
-    /// [`AscendError::Load`] if there is no collective library; those of [`open`](Self::open).
+    /// [`AscendError::Load`] if the collective library is missing; those of [`open`](Self::open).
     pub fn root_info(&self) -> Result<RootInfo> {
         self.context()?.stream().device().root_info()
     }
 
-    /// The requests to its communicators; none while it is not open.
+    /// Counts of the requests to its communicators; zero while it is not open.
     pub fn traffic(&self) -> Traffic {
         let memberships = self.opened().map(|context| context.cache::<Memberships>());
         memberships.map_or_else(Traffic::default, |memberships| memberships.traffic())
     }
 
-    /// True if all its communicators add in a fixed order, so that runs on the same devices are
-    /// equal to the bit.
+    /// True if all its communicators sum in a fixed order, so that runs on the same devices are
+    /// bit-identical.
     pub fn is_deterministic(&self) -> bool {
         let memberships = self.opened().map(|context| context.cache::<Memberships>());
         memberships.is_none_or(|memberships| {
@@ -183,7 +186,7 @@ impl AscendDevice {
 /// A root info, and the number of ranks that have yet to fetch it.
 type Awaited = (Result<RootInfo>, usize);
 
-/// Root infos on their way from the device of rank 0 to the others of a group, all of this process.
+/// Root infos in transit from the device of rank 0 to the others of a group, all in this process.
 #[derive(Default)]
 struct Roots {
     infos: Mutex<HashMap<Vec<AscendDevice>, Awaited>>,
@@ -236,14 +239,14 @@ impl Roots {
 enum Operation {
     /// All receive the sum.
     AllReduce,
-    /// Each receives its part of the sum.
+    /// Each receives its shard of the sum.
     ReduceScatter,
-    /// All receive the tensors of all, in the order of the ranks.
+    /// All receive the tensors of all ranks, in rank order.
     AllGather,
 }
 
 impl Operation {
-    /// Elements of the result on one of `ranks`, by those of the tensor.
+    /// Elements of the result on one of `ranks`, from those of the tensor.
     fn elements(self, count: usize, ranks: usize) -> usize {
         match self {
             Self::AllReduce => count,
@@ -253,8 +256,8 @@ impl Operation {
     }
 }
 
-/// Queues an operation of the ranks of a device's communicator with `devices`, which is made at the
-/// first call of a group of this process.
+/// Queues an operation of the ranks of a device's communicator with `devices`, which is created at
+/// the first call of a group in this process.
 fn queue(
     operation: Operation,
     tensor: AscendTensor,
@@ -284,7 +287,7 @@ fn queue(
     let memberships = context.cache::<Memberships>();
     let mut all = lock(&memberships.0);
     if !all.iter().any(|membership| membership.local == local) {
-        // Another operation of this device comes after this one, in this thread.
+        // The next operation of this device follows this one, in this thread.
         drop(all);
         let communicator = form(&context, &local).map_err(|error| execution(&error))?;
         all = lock(&memberships.0);
@@ -344,7 +347,7 @@ impl Membership {
     }
 }
 
-/// A communicator of devices of this process, each of which comes in a thread of its own.
+/// Creates a communicator of devices of this process, each of which joins from a separate thread.
 fn form(context: &Context, local: &[AscendDevice]) -> Result<Communicator> {
     let rank = local.iter().position(|device| *device == context.device());
     let Some(rank) = rank else {
@@ -360,8 +363,8 @@ fn form(context: &Context, local: &[AscendDevice]) -> Result<Communicator> {
     Communicator::join(context.stream(), &root, options)
 }
 
-/// The sum over devices. burn 0.23 calls once for all devices of a group, from one thread: the same
-/// for each of them, on the thread of its device.
+/// The sum over devices. burn 0.23 calls once for all devices of a group, from one thread; here,
+/// the same operation runs for each device on its own thread.
 impl DistributedOps<Ascend> for Ascend {
     fn all_reduce(
         tensor: AscendTensor,
@@ -381,7 +384,7 @@ impl DistributedOps<Ascend> for Ascend {
             ReduceOperation::Sum => sum,
             ReduceOperation::Mean => {
                 Self::sync_collective(&device);
-                // Other processes may have ranks, too. A sum that failed has no communicator.
+                // Other processes may have ranks too. A failed sum has no communicator.
                 let joined = device.opened().and_then(|context| {
                     let memberships = context.cache::<Memberships>();
                     memberships.ranks(&devices)

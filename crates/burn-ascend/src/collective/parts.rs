@@ -18,12 +18,12 @@ use crate::tensor::AscendTensor;
 
 /// The operation's name for clients and servers.
 const ID: &str = "ascend.parts";
-/// The most NPUs of a process.
+/// The limit on NPUs of a process.
 const MOST_LOCAL: usize = 1024;
 const MOST_RANKS: usize = u32::MAX as usize;
 const OPERATIONS: [Operation; 2] = [Operation::ReduceScatter, Operation::AllGather];
 
-/// An operation of the ranks that the NPUs of this process and others have joined.
+/// An operation of the joined ranks of this and other processes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Parts {
     operation: Operation,
@@ -88,7 +88,7 @@ pub(crate) fn register(operations: &mut CustomOpRegistry<Ascend>) {
 }
 
 impl Parts {
-    /// Checks a tensor against the operation and the ranks that its NPU has joined.
+    /// Checks a tensor against the operation and the ranks of its NPU's communicator.
     fn check(&self, x: &AscendTensor) -> Result<(), OpError> {
         let wrong = |what, expected: String, found: String| {
             Err(OpError::Wire {
@@ -131,15 +131,16 @@ impl Parts {
 }
 
 impl Ranks<'_> {
-    /// This rank's part of the sum over all ranks that have joined: of a tensor on the burn device of
-    /// one of these NPUs, which has a part of equal length for each rank, in their order.
+    /// Returns this rank's shard of the sum over all joined ranks. The tensor must be on the burn
+    /// device of one of these NPUs and consist of shards of equal length, one per rank, in rank
+    /// order.
     ///
-    /// Every rank calls the same operations in the same order, each NPU from a thread of its own. A
-    /// rank that does not come, or a failure of the device, is an error of the result.
+    /// Every rank must call the same operations in the same order, each NPU from a separate thread.
+    /// If a rank is missing or the device fails, the result carries the error.
     ///
     /// # Errors
-    /// [`AscendError::InvalidArgument`] for ranks that have not [`join`](Self::join)ed, a tensor of
-    /// another device, or one that cannot be divided.
+    /// [`AscendError::InvalidArgument`] if the ranks have not [`join`](Self::join)ed, or the tensor
+    /// is on another device or cannot be divided.
     pub fn reduce_scatter(&self, x: Tensor<1>) -> Result<Tensor<1>> {
         let [elements] = x.dims();
         if !elements.is_multiple_of(self.all.max(1) as usize) {
@@ -153,17 +154,18 @@ impl Ranks<'_> {
         self.parts("reduce-scatter", Operation::ReduceScatter, x)
     }
 
-    /// The tensors of all ranks that have joined, in their order, of one length and type; else as
-    /// [`reduce_scatter`](Self::reduce_scatter).
+    /// Concatenates the tensors of all joined ranks in rank order. They must have equal length and
+    /// type; otherwise as [`reduce_scatter`](Self::reduce_scatter).
     ///
     /// # Errors
-    /// [`AscendError::InvalidArgument`] for ranks that have not joined, or a tensor of another device.
+    /// [`AscendError::InvalidArgument`] if the ranks have not joined, or the tensor is on another
+    /// device.
     pub fn all_gather(&self, x: Tensor<1>) -> Result<Tensor<1>> {
         self.parts("all-gather", Operation::AllGather, x)
     }
 
     fn parts(&self, name: &'static str, operation: Operation, x: Tensor<1>) -> Result<Tensor<1>> {
-        // Of mistakes that the session of the device would end at.
+        // The error for mistakes that would end the device's session.
         let wrong = |argument, expected: &str, found: String| {
             Err(AscendError::InvalidArgument {
                 operation: name,

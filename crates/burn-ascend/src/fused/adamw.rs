@@ -30,7 +30,7 @@ impl AdamWOps for Ascend {
     }
 }
 
-/// Updates the value and both moments where they lie, or copies of those that something else holds.
+/// Updates the value and both moments in place, or copies of those that something else holds.
 #[expect(
     clippy::result_large_err,
     reason = "a refusal gives the inputs back to be composed"
@@ -50,8 +50,8 @@ fn update(
     }
 }
 
-/// The operator's limits. It takes its numbers in f32, in which a beta may be 1, and subtracts them
-/// from 1.
+/// The operator's limits. It takes its numbers in f32 and subtracts them from 1, although a beta
+/// may round to 1 in f32.
 fn is_within(value: &AscendTensor, op: AdamWOp) -> bool {
     let is_below_one = |beta: f64| (beta as f32) < 1.0;
     value.dtype() == DType::F32

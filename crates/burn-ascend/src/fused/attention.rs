@@ -31,34 +31,34 @@ use crate::context::Context;
 use crate::ops::{launch, views};
 use crate::tensor::{AscendTensor, dense_strides};
 
-/// Columns of the operator's statistics of a row, all alike.
+/// Columns of the operator's statistics of a row, all equal.
 const STATISTICS: usize = 8;
-/// Rows and columns of the triangle that stands for a mask of any size.
+/// Rows and columns of the triangle that represents a mask of any size.
 const TRIANGLE: usize = 2048;
-/// The largest mask of its own, in bytes.
+/// The largest explicit mask, in bytes.
 const MASK_BYTES: usize = 64 << 20;
-/// Masks of their own that are kept.
+/// Number of explicit masks kept.
 const MASKS: usize = 2;
 const MAX_HEADS: usize = 256;
-/// Of the gradient of packed sequences; of one length it is 768.
+/// The limit of the gradient of packed sequences; for sequences of one length it is 768.
 const MAX_HEAD_DIM: usize = 512;
 const MAX_SEQUENCES: usize = 2048;
-/// Tokens that hide nothing.
+/// The number of tokens that means no limit.
 const FAR: i64 = i32::MAX as i64;
 
-/// How often which code attended, forwards and backwards.
+/// Counts of attention calls by implementation, forward and backward.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AttentionRuns {
-    /// By the vendor's flash attention.
+    /// Calls of the vendor's flash attention.
     pub fused: u64,
-    /// By blocks of ordinary operations on the device.
+    /// Calls computed by blocks of ordinary operations on the device.
     pub blocks: u64,
 }
 
 static FUSED: AtomicU64 = AtomicU64::new(0);
 static BLOCKS: AtomicU64 = AtomicU64::new(0);
 
-/// How often which code attended on any device of this process, since the last
+/// Returns the attention calls on all devices of this process since the start or the last
 /// [`reset_attention_runs`].
 pub fn attention_runs() -> AttentionRuns {
     AttentionRuns {
@@ -67,7 +67,7 @@ pub fn attention_runs() -> AttentionRuns {
     }
 }
 
-/// Starts counting anew.
+/// Resets the counts of [`attention_runs`].
 pub fn reset_attention_runs() {
     FUSED.store(0, Ordering::Relaxed);
     BLOCKS.store(0, Ordering::Relaxed);
@@ -93,8 +93,8 @@ impl Masks {
         Ok(triangle.insert(made).clone())
     }
 
-    /// `[samples, 1, queries, keys]`: 1 where hidden. A row that sees no key sees all: its output
-    /// is set to 0 afterwards, for which the operator has no documented rule.
+    /// `[samples, 1, queries, keys]`: 1 where hidden. The operator documents no rule for rows
+    /// without visible keys, so such a row sees all keys and its output is set to 0 afterwards.
     fn own(
         &self,
         context: &Context,
@@ -150,7 +150,7 @@ impl Layout {
         }
     }
 
-    /// A tensor of `[batch, heads, tokens, channels]` as the operators take it.
+    /// Converts a tensor of `[batch, heads, tokens, channels]` to the operators' layout.
     fn apply(self, x: &AscendTensor) -> AscendTensor {
         let swapped = || views::swap(x, 1, 2);
         match self {
@@ -163,7 +163,7 @@ impl Layout {
         }
     }
 
-    /// New memory for a tensor of those dimensions, as the operators take it.
+    /// Allocates a tensor of those dimensions in the operators' layout.
     fn empty(self, context: &Arc<Context>, dims: [usize; 4], dtype: DType) -> AscendTensor {
         let [batch, heads, tokens, channels] = dims;
         let shape = match self {
@@ -209,7 +209,7 @@ struct Plan {
     mask: Option<(Arc<DeviceBuffer<u8>>, Vec<usize>)>,
     /// Running totals of the lengths of packed sequences.
     ends: Option<Vec<i64>>,
-    /// 0 for each row that sees no key, `[samples, 1, queries, 1]`, if there is one.
+    /// 0 for each row without visible keys, `[samples, 1, queries, 1]`, if there are any.
     seen: Option<AscendTensor>,
     scale: f64,
     heads: i64,
@@ -301,7 +301,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Sets the rows that see no key to 0.
+    /// Sets the rows without visible keys to 0.
     fn hide(&self, x: AscendTensor) -> AscendTensor {
         let Some(seen) = &self.seen else { return x };
         let seen = Ascend::float_cast(seen.clone(), FloatDType::from(x.dtype()));
@@ -393,8 +393,8 @@ struct FlashAttention<'a> {
     mask: Option<View<'a>>,
 }
 
-/// Calls the operator for one length, or the one for packed sequences, which takes their ends too;
-/// what stands in all four calls, once.
+/// Calls the operator for one length, or the one for packed sequences, which also takes their ends.
+/// The macro holds the arguments common to all four calls.
 macro_rules! call {
     ($call:ident, [$one:ident, $packed:ident], $($more:expr),*; $($results:expr),*; $($to:expr),*) => {{
         let Plan { context, layout, sparse, tokens: [pre, next], ends, scale, heads, .. } = $call.plan;
@@ -419,7 +419,8 @@ impl FlashAttention<'_> {
         call!(self, [flash_attention, flash_attention_packed], ; ; max, sum, None, out)
     }
 
-    /// Writes the gradients of q, k and v, from that of the output and from what the forward wrote.
+    /// Writes the gradients of q, k and v, from the gradient of the output and the forward's
+    /// results.
     fn backward(
         &self,
         [dy, max, sum, out]: [View<'_>; 4],
@@ -491,7 +492,7 @@ impl AttentionOps for Ascend {
         let tensors = [q, k, v, out, softmax, &gradient];
         let done = Plan::new([q, k, v], biased, &op).and_then(|plan| plan.backward(tensors));
         let outputs = Outputs::new(q, [q, k, v].map(like));
-        // Whatever has a bias is refused: its gradient is that of the blocks.
+        // Calls with a bias are rejected: the blocks compute its gradient.
         let mut dbias = None;
         let [dq, dk, dv] = outputs.or_composed(counted(done), |()| {
             let gradients = blocks::backward::<Self>(kept, gradient, bias_wanted, &op);
@@ -502,7 +503,7 @@ impl AttentionOps for Ascend {
     }
 }
 
-/// Counts which code attends.
+/// Counts an attention call by its implementation.
 fn counted<T>(done: Result<T, Refusal>) -> Result<T, (Refusal, ())> {
     match &done {
         Ok(_) => FUSED.fetch_add(1, Ordering::Relaxed),

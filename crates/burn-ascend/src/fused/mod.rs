@@ -19,18 +19,18 @@ use crate::tensor::AscendTensor;
 
 pub use attention::{AttentionRuns, attention_runs, reset_attention_runs};
 
-/// Why no kernel or operator computed an operation.
+/// The reason why no kernel or operator computed an operation.
 #[derive(Debug)]
 enum Refusal {
-    /// It is beyond their limits: ordinary operations compute.
+    /// It is beyond their limits, so ordinary operations compute it.
     Limit,
-    /// The device, or what the tensors were computed from, failed.
+    /// The device, or the computation of an input tensor, failed.
     Failed(ExecutionError),
 }
 
 impl Refusal {
-    /// The vendor's operators say before anything is queued which devices have them in which types,
-    /// and installations may lack them.
+    /// The vendor's operators report unsupported devices and types before anything is queued, and
+    /// installations may lack operators.
     fn operator(error: AscendError) -> Self {
         match error {
             AscendError::Call { .. } | AscendError::SymbolUnavailable { .. } => Self::Limit,
@@ -39,7 +39,7 @@ impl Refusal {
     }
 }
 
-/// Of our kernels, whose limits are known before they are launched.
+/// For this crate's kernels, whose limits are known before the launch.
 impl From<AscendError> for Refusal {
     fn from(error: AscendError) -> Self {
         match error {
@@ -55,10 +55,10 @@ impl From<ExecutionError> for Refusal {
     }
 }
 
-/// The outputs of a kernel or an operator; if it refuses, the inputs again.
+/// The outputs of a kernel or an operator; if it rejects the call, the inputs.
 type Outcome<I, const N: usize> = Result<[AscendTensor; N], (Refusal, I)>;
 
-/// The outputs of an operation, before it is computed.
+/// The outputs of an operation before its computation.
 struct Outputs<const N: usize> {
     device: AscendDevice,
     context: Option<Arc<Context>>,
@@ -75,8 +75,9 @@ impl<const N: usize> Outputs<N> {
         }
     }
 
-    /// The outputs of a kernel or an operator. Beyond its limits they are composed; of a failure
-    /// they are tensors that carry it, and the device reports it at its next synchronisation.
+    /// Returns the outputs of a kernel or an operator. Beyond its limits, they are composed. After
+    /// a failure, they are tensors that carry it, and the device reports it at its next
+    /// synchronisation.
     fn or_composed<I>(
         self,
         outcome: Outcome<I, N>,

@@ -109,7 +109,7 @@ fn backward(
 ) -> Outcome<[AscendTensor; 2], 2> {
     let run = match NormRun::new(std::slice::from_ref(&x), [weight.clone()], angles, op) {
         Ok(Some(run)) => run,
-        // No head has a share in the gradient of the weight.
+        // No head contributes to the gradient of the weight.
         Ok(None) => return Ok([gradient, zeros_like(&weight)]),
         Err(refusal) => return Err((refusal, [x, gradient])),
     };
@@ -134,7 +134,7 @@ struct NormRun<const N: usize> {
 }
 
 impl<const N: usize> NormRun<N> {
-    /// Nothing if there is nothing to normalise.
+    /// Returns `None` if there is nothing to normalise.
     fn new(
         x: &[AscendTensor],
         weights: [AscendTensor; N],

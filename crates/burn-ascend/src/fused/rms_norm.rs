@@ -40,7 +40,7 @@ impl RmsNormOps for Ascend {
     }
 }
 
-/// The operators' limits: a matrix or more axes, the types of training.
+/// The operators' limits: at least two axes, and the types of training.
 fn within(x: &AscendTensor) -> Result<(), Refusal> {
     let fits = (2..=8).contains(&x.dims().len()) && Types::FLOAT.contains(x.dtype());
     if fits { Ok(()) } else { Err(Refusal::Limit) }
@@ -81,7 +81,7 @@ fn backward(
     let context = x.context()?;
     let dx = AscendTensor::empty_in(context, x.shape(), x.dtype());
     let dweight = AscendTensor::empty_in(context, weight.shape(), DType::F32);
-    // Its document gives rstd the axes that are not normalised alone.
+    // Its documentation gives rstd only the axes that are not normalised.
     let rows = rstd.dims().len() - 1;
     let dims = Shape::from(rstd.dims()[..rows].to_vec());
     let rstd = rstd.view(dims, rstd.strides()[..rows].to_vec(), rstd.offset());

@@ -21,7 +21,7 @@ use crate::Ascend;
 use crate::context::Context;
 use crate::tensor::AscendTensor;
 
-/// A device's rotators, one for each geometry: they keep what the kernels look up.
+/// A device's rotators, one per geometry: they keep the kernels' lookup tables.
 #[derive(Debug, Default)]
 struct Rotators(Mutex<HashMap<Geometry, Arc<Rotator>>>);
 
@@ -36,7 +36,7 @@ fn rotator(context: &Context, geometry: Geometry) -> Result<Arc<Rotator>, Refusa
     Ok(rotator)
 }
 
-/// A call that does not fit: the kernels take memory without a type.
+/// The error of an inconsistent call; checked here since the kernels take untyped memory.
 pub(super) fn wrong(error: rope_burn::RotaryError) -> Refusal {
     Refusal::Failed(ExecutionError::with_context(error.to_string()))
 }
@@ -172,7 +172,7 @@ impl Run {
 }
 
 impl HeadsTensor for AscendTensor {
-    /// The kernels can follow strides by which each element lies once.
+    /// The kernels support strides that address each element once.
     fn heads_layout(&self, layout: Layout) -> Option<HeadsLayout> {
         let layout = HeadsLayout::strided(layout, self.dims(), self.strides()).ok()?;
         layout.is_injective().then_some(layout)
@@ -222,7 +222,8 @@ pub(super) fn operand(x: &mut PreparedTensor<AscendTensor>) -> Result<Operand<'_
     })
 }
 
-/// Shaped as the angles, which have a row for each token, or for each token of one sample.
+/// Returns gradients in the shape of the angles, which have one row per token, or per token of one
+/// sample.
 fn angle_gradients(
     x: [AscendTensor; 2],
     angles: &AscendTensor,
@@ -237,8 +238,8 @@ fn angle_gradients(
     let context = x[0].context()?.clone();
     let rotator = rotator(&context, op.geometry)?;
     let [x, gradient] = x.map(|x| PreparedTensor::readable(x, &op));
-    // The adjoint's cos and sin are the forward's: <dy, R' g> = <R dy, g>, so x and gradient change
-    // places.
+    // The adjoint's cos and sin are the forward's: <dy, R' g> = <R dy, g>, so x and gradient are
+    // exchanged.
     let (x, gradient) = match op.direction {
         Direction::Forward => (x, gradient),
         Direction::Adjoint => (gradient, x),

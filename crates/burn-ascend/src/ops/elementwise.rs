@@ -14,7 +14,7 @@ pub(crate) type Unary = fn(&Operators, View<'_>, View<'_>) -> Result<()>;
 pub(crate) type Binary = fn(&Operators, View<'_>, View<'_>, View<'_>) -> Result<()>;
 pub(crate) type ByNumber = fn(&Operators, View<'_>, Number, View<'_>) -> Result<()>;
 
-/// Largest integer that the operators by a number take exactly: they compute in 32-bit floats.
+/// Largest integer that operators with a number represent exactly: they compute in 32-bit floats.
 const EXACT: u64 = 1 << 24;
 
 /// x + other, as the operator with a factor.
@@ -32,8 +32,8 @@ pub(crate) fn plus_number(ops: &Operators, x: View<'_>, n: Number, out: View<'_>
     ops.adds(x, n, Number::Int(1), out)
 }
 
-/// x · number, with a number of 16 bits handed over in 64: one in bf16 the operator would multiply
-/// in 32 bits, with a cast before and after.
+/// x · number, with a 16-bit number passed in 64 bits: with a bf16 number, the operator would
+/// multiply in 32 bits, with a cast before and after.
 pub(crate) fn times_number(ops: &Operators, x: View<'_>, n: Number, out: View<'_>) -> Result<()> {
     let n = match n {
         Number::Element(aclDataType::BF16, bits) => {
@@ -113,7 +113,7 @@ fn widened(x: AscendTensor) -> AscendTensor {
 }
 
 fn pairwise(operator: Binary, x: &AscendTensor, y: &AscendTensor, out: Out) -> AscendTensor {
-    // Repeats by a stride of 0, made by burn, are left to the operator, without a copy.
+    // Axes that burn repeats with a stride of 0 are passed to the operator without a copy.
     let x = narrow_repeats(x, |axis| views::is_long(y, x.dims().len(), axis));
     let y = narrow_repeats(y, |axis| views::is_long(&x, y.dims().len(), axis));
     compute([&x, &y], out, |ops, [x, y], out| operator(ops, x, y, out))
@@ -128,8 +128,8 @@ pub(crate) fn by_number(operator: ByNumber, x: AscendTensor, value: Scalar) -> A
 
 /// x divided by a number.
 ///
-/// In 32-bit floats the number is a tensor of one element: an operator by a number is planned anew
-/// for each one, and Adam divides by others in every step.
+/// In 32-bit floats, the number is a tensor of one element: an operator with a number is planned
+/// again for each number, and Adam divides by different numbers in every step.
 pub(crate) fn divide(x: AscendTensor, value: Scalar) -> AscendTensor {
     if x.dtype() != DType::F32 {
         return by_number(Operators::divs, x, value);
@@ -158,8 +158,8 @@ fn one(x: &AscendTensor, value: Scalar) -> AscendTensor {
     super::movement::full(&x.device(), shape, value, x.dtype())
 }
 
-/// One operator on pairs of integers. Of those of 16 bits, computed in 32, the results are the
-/// lower halves.
+/// One operator on pairs of integers. 16-bit integers are computed in 32 bits, and the results are
+/// the lower halves.
 pub(crate) fn integers(operator: Binary, x: AscendTensor, y: AscendTensor) -> AscendTensor {
     if x.dtype() != DType::I16 {
         return binary(operator, x, y);
@@ -200,8 +200,8 @@ pub(crate) fn lower_halves(x: &AscendTensor) -> AscendTensor {
         .contiguous()
 }
 
-/// An integer operation with a number: by its operator while that is exact, else with a tensor of
-/// that one number.
+/// An integer operation with a number: with its operator if that is exact, otherwise with a tensor
+/// of that number.
 pub(crate) fn by_integer(
     operator: Option<ByNumber>,
     exact: Binary,
@@ -310,7 +310,7 @@ pub(crate) fn cast(x: AscendTensor, dtype: DType) -> AscendTensor {
     })
 }
 
-/// The shape that two shapes have in common; where they do not fit, one that the operator refuses.
+/// The common shape of two shapes; if they do not broadcast, one that the operator rejects.
 pub(crate) fn broadcast(a: &[usize], b: &[usize]) -> Shape {
     let rank = a.len().max(b.len());
     let dim = |dims: &[usize], axis: usize| {

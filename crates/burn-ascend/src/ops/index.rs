@@ -43,7 +43,7 @@ pub(crate) fn scatter(
             ops.scatter_add(x, dim, index, value, out)
         });
     }
-    // 64 bits are written as their two halves: the AI Core writes no more than 32.
+    // 64-bit elements are written as two halves: the AI Core writes at most 32 bits.
     let (target, index, value) = if x.dtype() == DType::I64 {
         (
             x.split(DType::I32),
@@ -106,7 +106,8 @@ pub(crate) fn select_assign(
     scatter(x, axis, index, value, update)
 }
 
-/// Truth values with others at some indices: whether either is true, from the sum that `add` makes.
+/// Combines truth values with others at some indices: true if either is, from the sum computed by
+/// `add`.
 pub(crate) fn or(
     x: AscendTensor,
     value: AscendTensor,

@@ -8,17 +8,17 @@ use rope_ascend::{AscendError, Result};
 use crate::error::execution;
 use crate::tensor::AscendTensor;
 
-/// Where a result goes.
+/// The destination of a result.
 #[derive(Debug)]
 pub(crate) enum Out {
     /// Into new memory.
     New(Shape, DType),
-    /// Over this tensor, which nobody else sees.
+    /// Over this tensor, which nothing else refers to.
     Over(AscendTensor),
 }
 
 impl Out {
-    /// As `x`: over it where it is free, else into new memory.
+    /// A result like `x`: over `x` if it is free, otherwise in new memory.
     pub(crate) fn over_or_like(x: &AscendTensor) -> Self {
         if is_free(x) {
             Self::Over(x.clone())
@@ -35,8 +35,8 @@ impl Out {
     }
 }
 
-/// True if the tensor's memory may be overwritten as a whole: nobody else holds it and no element
-/// lies twice.
+/// True if the tensor's memory may be overwritten as a whole: nothing else holds it and no element
+/// is repeated.
 pub(crate) fn is_free(x: &AscendTensor) -> bool {
     x.is_unique() && x.is_contiguous()
 }
@@ -71,15 +71,15 @@ pub(crate) fn data_type(dtype: DType) -> Result<aclDataType> {
     })
 }
 
-/// A number for an operator on tensors of `dtype`: rounded to that type, as Flex rounds it, and
-/// handed over in it.
+/// A number for an operator on tensors of `dtype`: rounded to that type, as by Flex, and passed in
+/// it.
 ///
 /// The vendor's greater-than operators compare a 64-bit float that their tensor's type cannot
 /// represent in 64 bits, on the AI CPU.
 pub(crate) fn number(value: Scalar, dtype: DType) -> Number {
     let bits = match dtype {
         DType::F32 => value.elem::<f32>().to_bits().into(),
-        // From 64 bits at once: rounding to 32 first can give a neighbour.
+        // Rounded from 64 bits directly: rounding to 32 bits first can give a neighbouring value.
         DType::F16 => f16::from_f64(value.elem()).to_bits().into(),
         DType::BF16 => bf16::from_f64(value.elem()).to_bits().into(),
         DType::Bool(_) => value.elem::<bool>().into(),
@@ -114,10 +114,10 @@ pub(crate) fn views<const N: usize>(
     })
 }
 
-/// Queues `work` on the device of the inputs and gives its result.
+/// Queues `work` on the device of the inputs and returns its result.
 ///
-/// A failed input fails the result alike; a refused operator, or memory that is not there, makes a
-/// failed result of the right shape. Nothing is queued for a result without elements.
+/// A failed input gives a failed result. A rejected operator or a failed allocation gives a failed
+/// result of the right shape. Nothing is queued for a result without elements.
 pub(crate) fn compute<const N: usize>(
     inputs: [&AscendTensor; N],
     out: Out,
@@ -133,7 +133,7 @@ pub(crate) fn compute<const N: usize>(
     )
 }
 
-/// As [`compute`], for a number of inputs that is known at run time only.
+/// As [`compute`], for a number of inputs known only at run time.
 pub(crate) fn compute_of_list(
     inputs: &[&AscendTensor],
     out: Out,

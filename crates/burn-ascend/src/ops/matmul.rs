@@ -10,8 +10,8 @@ use crate::tensor::AscendTensor;
 
 /// x · y over the last two axes, the axes before them repeated where they have length 1.
 ///
-/// A transposed matrix goes to the operator by its strides, which it takes without a copy. A weight
-/// without batch axes is one product of all rows.
+/// A transposed matrix is passed by its strides, without a copy. A weight without batch axes is one
+/// product with all rows.
 pub(crate) fn matmul(x: AscendTensor, y: AscendTensor) -> AscendTensor {
     let rank = x.dims().len();
     let [m, k] = [x.dims()[rank - 2], x.dims()[rank - 1]];
@@ -46,7 +46,8 @@ pub(crate) fn matmul(x: AscendTensor, y: AscendTensor) -> AscendTensor {
     views::reshape(product, &shape)
 }
 
-/// The tensor with one batch axis: of length 1 where all matrices are one, else of the whole batch.
+/// The tensor with one batch axis: of length 1 if all matrices are the same, otherwise of the whole
+/// batch.
 fn flat_batch(x: AscendTensor, batch: &Shape, rows: usize, columns: usize) -> AscendTensor {
     let own: usize = x.dims()[..batch.len()].iter().product();
     if own == 1 {

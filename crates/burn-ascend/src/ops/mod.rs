@@ -18,7 +18,7 @@ mod table;
 mod transaction;
 pub(crate) mod views;
 
-/// Implements one of burn's operation traits, and lists what it implements.
+/// Implements one of burn's operation traits and lists its methods.
 ///
 /// - `native`: methods that run on the device. Each names the element types that it takes there,
 ///   and the operators that it calls, by their methods of `Operators`; other types go to the host.

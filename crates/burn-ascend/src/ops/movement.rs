@@ -32,7 +32,7 @@ pub(crate) fn as_bits(
     work(x.reinterpret(moved(dtype))).reinterpret(dtype)
 }
 
-/// Most axes that the copy takes.
+/// The limit on axes of a copy.
 const MAX_AXES: usize = 8;
 
 /// A dense copy.
@@ -80,15 +80,15 @@ fn without_narrow_repeats(x: AscendTensor) -> AscendTensor {
     lower_halves(&copy(&cast(x, DType::I32)))
 }
 
-/// Fewest rows for which [`by_rows`] is fewer operators than one for each row.
+/// Fewest rows for which [`by_rows`] needs fewer operators than one per row.
 const ROWS: usize = 4;
 
-/// A way to write a view of falling strides on the AI Core, where the vendor's operator would write
-/// it on the AI CPU: a copy of its rows, with everything between their elements, in which one pair
-/// of axes more lies densely in each other.
+/// A way to write a view of falling strides on the AI Core, where the vendor's operator would use
+/// the AI CPU: a copy of its rows, including the gaps between their elements, in which one more
+/// pair of axes is dense.
 ///
-/// The copy, what it is a copy of, and the view within the copy; none where that would not do, or
-/// where writing row by row is less work.
+/// Returns the copy, its source, and the view within the copy; `None` if that is not possible, or
+/// if writing row by row is less work.
 fn by_rows(target: &AscendTensor) -> Option<(AscendTensor, AscendTensor, AscendTensor)> {
     let (dims, steps) = (target.dims(), target.strides());
     // The axes from here on are a row.
@@ -112,7 +112,7 @@ fn by_rows(target: &AscendTensor) -> Option<(AscendTensor, AscendTensor, AscendT
     Some((rows, hull, inside))
 }
 
-/// The tensor, or the failure of a step towards it.
+/// The tensor, or the failure of a step of its computation.
 pub(crate) fn unless(failure: Option<ExecutionError>, x: AscendTensor) -> AscendTensor {
     match failure {
         Some(error) => AscendTensor::failed(&x.device(), x.shape(), x.dtype(), error),
@@ -120,7 +120,7 @@ pub(crate) fn unless(failure: Option<ExecutionError>, x: AscendTensor) -> Ascend
     }
 }
 
-/// The tensor in memory of its own that may be overwritten.
+/// The tensor in separate memory that may be overwritten.
 pub(crate) fn owned(x: AscendTensor) -> AscendTensor {
     if is_free(&x) { x } else { copy(&x) }
 }
@@ -149,7 +149,7 @@ pub(crate) fn full(
     value: Scalar,
     dtype: DType,
 ) -> AscendTensor {
-    // Two types that the AI Core does not fill are filled as another one.
+    // Two types that the AI Core cannot fill are filled as another type.
     match dtype {
         DType::U8 => {
             let value = Scalar::Int(value.elem::<i64>());

@@ -10,8 +10,7 @@ use super::movement::{cat, unless};
 use super::views;
 use crate::tensor::AscendTensor;
 
-/// An operator over axes: the operators, the tensor, the axes, whether to keep them, and the
-/// result.
+/// An operator over axes: the operators, the tensor, the axes, true to keep them, and the result.
 pub(crate) type Reduce = fn(&Operators, View<'_>, &[i64], bool, View<'_>) -> Result<()>;
 /// An operator along one axis that gives indices.
 pub(crate) type IndexAlong = fn(&Operators, View<'_>, i64, bool, View<'_>) -> Result<()>;
@@ -76,10 +75,10 @@ pub(crate) fn index_along(
     })
 }
 
-/// An operator that gives the extreme along an axis and where it is.
+/// An operator that computes the extreme along an axis and its index.
 pub(crate) type Extreme = fn(&Operators, View<'_>, i64, bool, View<'_>, View<'_>) -> Result<()>;
 
-/// The extreme along an axis and where it is.
+/// The extreme along an axis and its index.
 pub(crate) fn extreme(
     operator: Extreme,
     x: &AscendTensor,
@@ -96,7 +95,7 @@ pub(crate) fn extreme(
     (unless(indices.failure().cloned(), values), indices)
 }
 
-/// As [`extreme`], of integers: those of 32 bits in 64, which the operators take.
+/// As [`extreme`], for integers: 32-bit ones are computed in 64 bits, which the operators support.
 pub(crate) fn integer_extreme(
     operator: Extreme,
     x: AscendTensor,
@@ -132,8 +131,8 @@ pub(crate) fn cumsum(x: AscendTensor, axis: usize) -> AscendTensor {
     })
 }
 
-/// As [`cumsum`], of integers of 64 bits, whose running sum the AI Core lacks: each element plus
-/// the one before, then plus the one two before, four before, and so on.
+/// As [`cumsum`], for 64-bit integers, which the AI Core's running sum lacks: adds to each element
+/// the one before, then the one two before, four before, and so on.
 fn cumsum_by_doubling(mut x: AscendTensor, axis: usize) -> AscendTensor {
     let length = x.dims()[axis];
     let part = |x: &AscendTensor, from: usize, to: usize| {

@@ -30,7 +30,7 @@ pub(crate) fn expand(tensor: &AscendTensor, shape: &Shape) -> AscendTensor {
     tensor.view(shape.clone(), strides, tensor.offset())
 }
 
-/// The same elements in another shape: a view where the strides allow it, else of a dense copy.
+/// The same elements in another shape: a view if the strides allow it, otherwise of a dense copy.
 pub(crate) fn reshape(tensor: AscendTensor, shape: &Shape) -> AscendTensor {
     let strides = reshaped_strides(tensor.dims(), tensor.strides(), shape);
     match strides {
@@ -82,7 +82,7 @@ fn reshaped_strides(dims: &[usize], strides: &[usize], to: &[usize]) -> Option<V
     Some(out)
 }
 
-/// The elements that `slices` name, and the axes on which they are to be reversed afterwards.
+/// The elements selected by `slices`, and the axes to reverse afterwards.
 ///
 /// A negative step names the same range from its end; strides of the operator library are never
 /// negative.
@@ -117,8 +117,8 @@ pub(crate) fn falling_strides(tensor: &AscendTensor) -> Vec<usize> {
     axes
 }
 
-/// Two tensors of one shape with as few axes as describe both: neighbours that lie densely in both
-/// become one.
+/// Two tensors of one shape with the fewest axes that describe both: neighbouring axes that are
+/// dense in both become one.
 pub(crate) fn merged(tensors: [&AscendTensor; 2]) -> [AscendTensor; 2] {
     let [a, b] = tensors;
     let mut axes: Vec<(usize, [usize; 2])> = Vec::new();
@@ -158,10 +158,9 @@ pub(crate) fn repeats(tensor: &AscendTensor) -> bool {
     (0..tensor.dims().len()).any(|axis| repeats_along(tensor, axis))
 }
 
-/// The tensor with axes that repeat one element by a stride of 0 cut to length 1, where `cut` lets
-/// it.
+/// The tensor with repeated axes (stride 0) cut to length 1, where `cut` allows it.
 ///
-/// Operators repeat axes of length 1 themselves; an axis of stride 0 they would copy first.
+/// Operators repeat axes of length 1 without a copy, but would first copy an axis of stride 0.
 pub(crate) fn narrow_repeats(tensor: &AscendTensor, cut: impl Fn(usize) -> bool) -> AscendTensor {
     if !repeats(tensor) {
         return tensor.clone();

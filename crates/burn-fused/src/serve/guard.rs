@@ -21,24 +21,24 @@ use tracing::info;
 
 /// Time for the request and the first message.
 const OPENING: Duration = Duration::from_secs(5);
-/// Bytes of a request or of its answer: a client's has some 200.
+/// The byte limit of a request or its answer; a client's request has about 200.
 const HEAD_BYTES: usize = 4 << 10;
-/// Bytes of the first message, a version, an index and the token.
+/// The byte limit of the first message: a version, an index and the token.
 const FIRST_MESSAGE_BYTES: usize = 64 << 10;
-/// Connections that are being opened at once; a further one ends the oldest.
+/// The limit on connections being opened; a further one closes the oldest.
 const OPENING_AT_ONCE: usize = 512;
-/// Those of one address, so that nobody can end the others'.
+/// The limit per address, so that one client cannot close the connections of others.
 const OPENING_OF_ADDRESS: usize = 32;
-/// Bytes on their way in one direction of a session.
+/// Bytes buffered in one direction of a session.
 const BUFFER_BYTES: usize = 256 << 10;
 const SESSIONS: &str = "GET /session HTTP/1.1";
-/// The first byte of a binary frame that is a whole message (RFC 6455, section 5.2).
+/// The first byte of a binary frame that holds a whole message (RFC 6455, section 5.2).
 const WHOLE_BINARY: u8 = 0x82;
 
-/// burn-remote's server, at a port of this machine that other programs on it could dial too.
+/// burn-remote's server, at a local port that other programs on this machine could also reach.
 pub(super) struct Inner {
     address: SocketAddr,
-    /// Held from when a connection has a port until the server has it.
+    /// Held from the binding of a connection's port until the server has accepted it.
     listener: tokio::sync::Mutex<Socket>,
 }
 
@@ -50,15 +50,15 @@ impl Inner {
         })
     }
 
-    /// Connects from a port that the server then takes packets from, and from no other, where the
-    /// system can filter them. A connection keeps the filter that it began with.
+    /// Connects from a port and, if the system supports filters, makes the server accept packets
+    /// only from this port. A connection keeps its initial filter.
     async fn connect(&self) -> io::Result<TcpStream> {
         let listener = self.listener.lock().await;
         let socket = TcpSocket::new_v4()?;
-        // Else each connection would keep its port for a minute after its end.
+        // Otherwise each connection would keep its port for a minute after its end.
         socket.set_zero_linger()?;
         socket.bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
-        // Not Linux, or not allowed: the server asks strangers for the token.
+        // Not Linux, or not permitted: the server still asks unknown clients for the token.
         let _open = admit(&listener, socket.local_addr()?.port());
         socket.connect(self.address).await
     }
@@ -85,24 +85,24 @@ fn admit(_: &Socket, _: u16) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// A connection that is being opened.
+/// A connection being opened.
 struct Opening {
     id: u64,
     origin: IpAddr,
     task: AbortHandle,
 }
 
-/// The connections that are being opened, the oldest first.
+/// The connections being opened, oldest first.
 #[derive(Clone, Default)]
 struct Openings(Arc<Mutex<VecDeque<Opening>>>);
 
 impl Openings {
     fn lock(&self) -> MutexGuard<'_, VecDeque<Opening>> {
-        // Each change is one call: a panic leaves the list whole.
+        // Each change is one call, so a panic leaves the list consistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends the oldest ones that a further one of this origin leaves no place for.
+    /// Closes the oldest connections to make room for one more of this origin.
     fn make_room(openings: &mut VecDeque<Opening>, origin: IpAddr) {
         let alike = |opening: &Opening| opening.origin == origin;
         let oldest = if openings.iter().filter(|x| alike(x)).count() >= OPENING_OF_ADDRESS {
@@ -115,7 +115,7 @@ impl Openings {
         }
     }
 
-    /// Takes one off the list; false if it has been ended.
+    /// Removes a connection from the list; false if it has been closed.
     fn finish(&self, id: u64) -> bool {
         let mut openings = self.lock();
         let index = openings.iter().position(|opening| opening.id == id);
@@ -123,7 +123,8 @@ impl Openings {
     }
 }
 
-/// The origin of a connection: an address, or a network of IPv6, in which one host has any number.
+/// The origin of a connection: an IPv4 address, or an IPv6 network, since one host may have any
+/// number of addresses in it.
 fn origin(address: SocketAddr) -> IpAddr {
     match address.ip().to_canonical() {
         IpAddr::V6(ip) => IpAddr::V6(Ipv6Addr::from(u128::from(ip) >> 64 << 64)),
@@ -131,7 +132,8 @@ fn origin(address: SocketAddr) -> IpAddr {
     }
 }
 
-/// Passes the connections that `listener` accepts on to `server`, without end. They end with it.
+/// Forwards the connections that `listener` accepts to `server`, indefinitely. They end with this
+/// future.
 pub(super) async fn pass(listener: TcpListener, server: Inner) {
     let server = Arc::new(server);
     let openings = Openings::default();
@@ -152,7 +154,7 @@ pub(super) async fn pass(listener: TcpListener, server: Inner) {
                 });
                 list.push_back(Opening { id, origin, task });
             }
-            // Out of sockets, or a client that left at once: neither is for ever.
+            // Out of sockets, or a client that left at once: both are temporary.
             Err(_) => sleep(Duration::from_millis(50)).await,
         }
     }
@@ -196,7 +198,7 @@ async fn connection(
 /// Opens a session for a client, up to the first bytes of the server's answer.
 async fn open(mut client: TcpStream, server: &Inner) -> io::Result<[TcpStream; 2]> {
     client.set_nodelay(true)?;
-    // A client that vanished is noticed in 30 seconds, as by burn-remote's own sockets.
+    // A vanished client is detected within 30 seconds, as by burn-remote's own sockets.
     let probes = TcpKeepalive::new().with_time(Duration::from_secs(10));
     #[cfg(any(target_os = "linux", target_os = "macos", target_os = "windows"))]
     let probes = probes.with_interval(Duration::from_secs(5)).with_retries(4);
@@ -219,7 +221,7 @@ async fn open(mut client: TcpStream, server: &Inner) -> io::Result<[TcpStream; 2
     server.write_all(&first_message(&mut client).await?).await?;
     let mut answer = [0; HEAD_BYTES];
     let bytes = server.read(&mut answer).await?;
-    // The server's word on the token is a message; a pong or a close opens nothing.
+    // The server answers the token with a message; a pong or a close does not open the session.
     if bytes == 0 || answer[0] != WHOLE_BINARY {
         return Err(io::ErrorKind::InvalidData.into());
     }
@@ -227,8 +229,8 @@ async fn open(mut client: TcpStream, server: &Inner) -> io::Result<[TcpStream; 2
     Ok([client, server])
 }
 
-/// The head of a request or of an answer, and nothing after it: the side that sent it sends no more
-/// until it has got something back.
+/// Reads the head of a request or of an answer and nothing after it: its sender sends no more until
+/// it receives a reply.
 pub(super) async fn head(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<u8>> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -239,7 +241,7 @@ pub(super) async fn head(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<
             return Err(io::ErrorKind::InvalidData.into());
         }
     }
-    // Bytes after the first empty line, also one that LF alone ends, are no part of the head.
+    // Bytes after the first empty line, even one ended by LF alone, are not part of the head.
     let lines = &head[..head.len() - 2];
     if [&b"\n\n"[..], b"\n\r\n"]
         .iter()
@@ -250,11 +252,11 @@ pub(super) async fn head(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<
     Ok(head)
 }
 
-/// The request that opens a session for the client that sent this head: nothing of the client's
-/// reaches the server but the key of its handshake, so there is no body, no second request and no
-/// header that the server could read in its own way. None if it asks for anything else.
+/// Builds the request that opens a session for the client that sent this head. Only the client's
+/// handshake key reaches the server: no body, second request or header that the server could
+/// interpret differently. `None` if the client asks for anything else.
 pub(super) fn request(head: &[u8]) -> Option<String> {
-    /// Of 16 bytes in base64 (RFC 6455, section 4.1).
+    /// The length of 16 bytes in base64 (RFC 6455, section 4.1).
     const KEY: usize = 24;
     let mut lines = std::str::from_utf8(head).ok()?.lines();
     if lines.next()? != SESSIONS {
@@ -276,7 +278,8 @@ pub(super) fn request(head: &[u8]) -> Option<String> {
     ))
 }
 
-/// The first message: one binary frame, masked as a client's must be (RFC 6455, section 5.2).
+/// Reads the first message: one binary frame, masked as required of clients (RFC 6455, section
+/// 5.2).
 pub(super) async fn first_message(client: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<u8>> {
     const MASKED: u8 = 0x80;
     let mut frame = vec![0; 2];

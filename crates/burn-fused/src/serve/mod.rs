@@ -1,4 +1,4 @@
-//! A backend's devices, served over a socket by burn-remote.
+//! Serves a backend's devices over a socket with burn-remote.
 
 mod guard;
 
@@ -21,8 +21,8 @@ use tracing_subscriber::{EnvFilter, Layer as _, fmt::layer, layer::SubscriberExt
 
 use guard::Inner;
 
-/// Runs `work` that may wait for a device, such as a read after a sum over several: on a thread of
-/// a server others then serve the devices that it waits for.
+/// Runs `work` that may wait for a device, such as a read after a sum over several devices. On a
+/// server thread, it lets other threads serve the devices that it waits for.
 pub fn wait<T>(work: impl FnOnce() -> T) -> T {
     let server = Handle::try_current().ok();
     match server.map(|server| server.runtime_flavor()) {
@@ -31,31 +31,31 @@ pub fn wait<T>(work: impl FnOnce() -> T) -> T {
     }
 }
 
-/// How long a server waits for its sessions to end: longer than any operation, and no longer than a
-/// user waits for a device that does not answer.
+/// The time a server waits for its sessions to end: longer than any operation, but short enough for
+/// a user with an unresponsive device.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Custom operation that no client sends: its handler lives as long as any session.
+/// A custom operation that no client sends; its handler lives as long as any session.
 const ALIVE: &str = "served.alive";
-/// How often a server looks whether its devices still compute.
+/// The interval at which a server checks its devices.
 const CHECKS: Duration = Duration::from_millis(500);
 
-/// Why devices are not served, or not any more.
+/// The reason why devices are not served, or no longer served.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServeError {
-    /// No socket on this machine's own address, or no threads to serve it.
+    /// The socket could not be opened, or the threads to serve it not started.
     #[error("cannot serve on 127.0.0.1: {0}")]
     Socket(#[from] io::Error),
-    /// The system gave no random numbers for a token.
+    /// The system provided no random numbers for a token.
     #[error("no random numbers for a token: {0}")]
     Randomness(String),
-    /// A device computes nothing until it is opened anew.
+    /// A failed device, which must be reopened.
     #[error("the device failed, and serves nobody until this program is started again: {0}")]
     Failed(#[source] Box<dyn Error + Send + Sync>),
-    /// A token with nothing in it.
+    /// An empty token.
     #[error("the token is empty")]
     Token(#[from] EmptyToken),
-    /// The server did not take the connection.
+    /// The server rejected the connection.
     #[error(transparent)]
     Connect(#[from] ConnectError),
 }
@@ -65,10 +65,10 @@ pub enum ServeError {
 pub struct Token(String);
 
 impl Token {
-    /// A token that cannot be guessed: 32 bytes of the system's randomness, in hexadecimal.
+    /// Creates an unguessable token: 32 random bytes from the system, in hexadecimal.
     ///
     /// # Errors
-    /// If the system has no random numbers.
+    /// If the system provides no random numbers.
     pub fn random() -> Result<Self, ServeError> {
         let mut bytes = [0_u8; 32];
         getrandom::fill(&mut bytes).map_err(|error| ServeError::Randomness(error.to_string()))?;
@@ -76,10 +76,10 @@ impl Token {
         Ok(Self(digits.collect()))
     }
 
-    /// A token from elsewhere, such as a file, without the white space around it.
+    /// Creates a token from text, such as the contents of a file, without surrounding white space.
     ///
     /// # Errors
-    /// If nothing is left.
+    /// If the text is empty.
     pub fn new(text: &str) -> Result<Self, EmptyToken> {
         match text.trim() {
             "" => Err(EmptyToken),
@@ -87,12 +87,12 @@ impl Token {
         }
     }
 
-    /// The token, for a file that only its owner reads.
+    /// Returns the token in plain text, for a file readable only by its owner.
     pub fn reveal(&self) -> &str {
         &self.0
     }
 
-    /// The server at `url`, for a holder of the token.
+    /// Returns the server at `url`, accessed with the token.
     pub fn host(&self, url: &str) -> RemoteHost {
         RemoteHost::websocket(url).with_credential(self.0.as_str())
     }
@@ -105,16 +105,15 @@ impl fmt::Debug for Token {
 }
 
 /// Serves `devices` on `listener` to clients that present `token`, until Ctrl+C or SIGTERM. Calls
-/// `ready` when it has begun.
+/// `ready` once it serves.
 ///
-/// A connection that has not presented it costs a few KiB for a few seconds, and is told nothing.
-/// `operations` are those that clients may run besides burn's. `failure` tells of a device that
-/// computes nothing any more: then the server ends, since whoever starts it again opens the device
-/// anew.
+/// A connection without the token costs a few KiB for a few seconds and receives no information.
+/// `operations` are custom operations that clients may run besides burn's. If `failure` reports a
+/// failed device, the server ends, since a restart reopens the device.
 ///
 /// # Errors
-/// [`ServeError::Socket`], also with the error of `ready`; [`ServeError::Token`] for none that
-/// [`Token`] can be; [`ServeError::Failed`].
+/// [`ServeError::Socket`], also with the error of `ready`; [`ServeError::Token`] if the token is
+/// not a valid [`Token`]; [`ServeError::Failed`].
 pub fn serve<B: BackendIr, E: Error + Send + Sync + 'static>(
     devices: impl IntoIterator<Item = B::Device>,
     operations: CustomOpRegistry<B>,
@@ -147,19 +146,19 @@ pub fn serve<B: BackendIr, E: Error + Send + Sync + 'static>(
     })
 }
 
-/// Logs as burn-remote's own server does, by `RUST_LOG`, but for the address of the inner port:
-/// whoever dialled that would pass the guard by.
+/// Logs like burn-remote's own server, by `RUST_LOG`, except the address of the inner port, through
+/// which clients could bypass the guard.
 fn log() {
     let quiet = || EnvFilter::new("info,wgpu=warn,burn_communication=warn");
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| quiet());
     // Colours are for terminals: in a file their codes are noise.
     let lines = layer().with_ansi(io::stdout().is_terminal());
     let lines = registry().with(lines.with_filter(filter));
-    // A process that logs already goes on as it does.
+    // A process with an existing logger keeps it.
     let _other = tracing_subscriber::util::SubscriberInitExt::try_init(lines);
 }
 
-/// Handles the signals from now on; the future ends with the first of them.
+/// Handles the signals from now on; the future completes at the first one.
 #[cfg(unix)]
 fn asked_to_stop() -> io::Result<impl Future<Output = ()>> {
     use tokio::signal::unix::{SignalKind, signal};
@@ -181,8 +180,8 @@ fn asked_to_stop() -> io::Result<impl Future<Output = ()>> {
     })
 }
 
-/// A server in this process: on 127.0.0.1, at a port of the system's choice. It serves, on threads
-/// of its own, until it is dropped.
+/// A server in this process, on 127.0.0.1 at a port chosen by the system. It serves on separate
+/// threads until dropped.
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
@@ -195,8 +194,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves `devices` to this process, by a token that is written nowhere. `operations` are those
-    /// that clients may run besides burn's.
+    /// Serves `devices` to this process, with a token that is never stored. `operations` are custom
+    /// operations that clients may run besides burn's.
     ///
     /// # Errors
     /// [`ServeError::Socket`], [`ServeError::Randomness`].
@@ -204,7 +203,7 @@ impl Server {
         devices: impl IntoIterator<Item = B::Device>,
         operations: CustomOpRegistry<B>,
     ) -> Result<Self, ServeError> {
-        // Clients in this process dial the server itself: it cannot be closed to others.
+        // Clients in this process connect to the server directly, so it cannot be closed to others.
         Ok(Self::with_token(devices, operations, Token::random()?)?.0)
     }
 
@@ -231,7 +230,7 @@ impl Server {
         let transport = WebSocketTransport::from_listener(listener);
         let serving = server.serve_async(transport);
         let serving = runtime.spawn(async move {
-            // Clients learn of a server that stopped from their connections.
+            // Clients notice from their connections that the server stopped.
             let _stopped = serving.await;
         });
         let server = Self {
@@ -245,7 +244,7 @@ impl Server {
         Ok((server, inner))
     }
 
-    /// Device `index` of the server, as a burn device.
+    /// Connects to device `index` of the server, as a burn device.
     ///
     /// # Errors
     /// [`ServeError::Connect`].
@@ -260,8 +259,8 @@ impl Server {
 }
 
 impl Drop for Server {
-    /// Ends the sessions and waits until they have dropped their tensors, within limits: a device
-    /// that does not answer must not hold up the process.
+    /// Ends the sessions and waits, within a limit, until they have dropped their tensors: an
+    /// unresponsive device must not block the process.
     fn drop(&mut self) {
         self.serving.abort();
         let _closed_or_late = self.sessions.recv_timeout(PATIENCE);

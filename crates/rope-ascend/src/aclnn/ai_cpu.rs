@@ -12,17 +12,17 @@ use std::sync::{Mutex, PoisonError};
 use super::call::{Argument, Names};
 use crate::sys::aclDataType;
 
-/// The repositories of the operators at the commits from which the tables are.
+/// The repositories of the operators, at the commits used for the tables.
 pub const REVISION: &str = "hicann/ops-math at c41933244c31, hicann/ops-nn at e5c3fa9327ea, \
                             hicann/ops-transformer at c29bc1069d32";
 
-/// Operators, by their methods of [`Operators`](super::Operators), with the element types that
-/// their first phases accept: those that run on the AI Core, and those that run on the AI CPU.
+/// Operators, by their methods of [`Operators`](super::Operators), with the element types accepted
+/// by their first phases: those on the AI Core, and those on the AI CPU.
 ///
 /// The type is that of the operator's tensors and numbers, except indices, conditions, masks and
-/// truth values; of a cast it is that of its input, into 32-bit floats ([`CASTS_ON_AI_CPU`] has the
-/// others). A power of integers with an exponent for which there is a shorter way runs on the AI
-/// Core, and so do draws of a probability below 1.
+/// truth values. For a cast, it is the type of the input of casts to 32-bit floats
+/// ([`CASTS_ON_AI_CPU`] has the others). Integer powers with an exponent that has a shortcut run on
+/// the AI Core, and so do draws with a probability below 1.
 const ENGINES: &[(&str, &str, &str)] = &[
     (
         "add adds sub mul muls eq ne eq_scalar ne_scalar amax amin prod_dim",
@@ -132,7 +132,7 @@ const CASTS_ON_AI_CPU: &[(&str, &str)] = &[
 /// Types of which the AI CPU repeats the elements of an input along axes.
 const REPEATS_ON_AI_CPU: &str = "i16 u16 u64";
 
-/// Types that operators for all types move on the AI Core between dense tensors only.
+/// Types that operators for all types move on the AI Core only between dense tensors.
 const STRIDES_ON_AI_CPU: &str = "f64";
 
 /// Elements of a dense run from which on the AI Core stores into three or four axes.
@@ -140,11 +140,11 @@ const LONG_RUN: usize = 32;
 
 /// True if the AI Core stores into a view with these sizes and strides.
 ///
-/// Of outputs that are not dense it takes those whose gaps are alike along all axes, such as the
-/// rows of a matrix with something after each; and three or four axes with runs of 32 elements.
-/// (Two more special cases are not counted on.)
+/// It accepts non-dense outputs with equal gaps along all axes, such as the rows of a padded
+/// matrix, and three or four axes with runs of at least 32 elements. (Two more special cases are
+/// ignored here.)
 pub fn stores_on_ai_core(dims: &[usize], strides: &[usize]) -> bool {
-    // Of each axis, what its stride would be in a dense view, and what it is.
+    // For each axis, its stride in a dense view and its actual stride.
     let mut gaps = vec![(1, 0); dims.len()];
     let mut run = 1;
     for (gap, (dim, step)) in gaps.iter_mut().zip(dims.iter().zip(strides)).rev() {
@@ -181,7 +181,7 @@ pub fn stores_on_ai_core(dims: &[usize], strides: &[usize]) -> bool {
     })
 }
 
-/// A tensor of a call: what the choice of the processor depends on.
+/// A tensor of a call, with the properties that determine the processor.
 #[derive(Clone, Copy, Debug)]
 pub struct Operand<'a> {
     /// Its parameter in [`OPERATORS`](super::OPERATORS).
@@ -254,14 +254,15 @@ fn has(types: &str, dtype: aclDataType) -> bool {
     types.split(' ').any(|listed| listed == name)
 }
 
-/// The element types that an operator, by its method, takes on the AI Core and on the AI CPU.
+/// Returns the element types that an operator, given by its method, takes on the AI Core and on the
+/// AI CPU.
 pub fn engines(method: &str) -> Option<(&'static str, &'static str)> {
     let row = |(methods, ..): &&(&str, &str, &str)| methods.split(' ').any(|m| m == method);
     ENGINES.iter().find(row).map(|(_, core, cpu)| (*core, *cpu))
 }
 
-/// True if a call of the operator with this method of [`Operators`](super::Operators) runs, in part
-/// or as a whole, on the AI CPU, by the tables of this module.
+/// True if, according to the tables of this module, a call of the operator with this method of
+/// [`Operators`](super::Operators) runs partly or entirely on the AI CPU.
 pub fn runs_on_ai_cpu(method: &str, operands: &[Operand<'_>]) -> bool {
     let named = |wanted: &str| operands.iter().find(|each| each.parameter == wanted);
     let typed = ["x", "tensors", "weight", "grad", "out"]
@@ -320,9 +321,9 @@ pub(super) fn count(function: &'static str) {
     *calls.entry(function).or_default() += 1;
 }
 
-/// The operators, by their C functions, and how many of their calls ran on the AI CPU since the
-/// start or the last [`reset_ai_cpu_calls`], of all streams: calculated by the tables of this
-/// module, not observed.
+/// Returns the number of calls on the AI CPU per operator (by its C function), for all streams,
+/// since the start or the last [`reset_ai_cpu_calls`]. The counts are calculated from the tables of
+/// this module, not observed.
 pub fn ai_cpu_calls() -> Vec<(&'static str, u64)> {
     let calls = CALLS.lock().unwrap_or_else(PoisonError::into_inner);
     calls

@@ -10,11 +10,11 @@ use crate::sys::{
     AclMeta, aclDataType, aclFormat, aclIntArray, aclScalar, aclTensor, aclTensorList, code,
 };
 
-/// Most axes of a tensor descriptor.
+/// The limit on axes of a tensor descriptor.
 const MAX_RANK: usize = 25;
 
-/// Elements of device memory, as an operator sees them. Strides and offset count elements; a stride
-/// of 0 repeats.
+/// A view of device memory for an operator. Strides and offset count elements; a stride of 0
+/// repeats an element.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
     /// The memory.
@@ -25,19 +25,19 @@ pub struct View<'a> {
     pub dims: &'a [usize],
     /// Step along each axis.
     pub strides: &'a [usize],
-    /// Elements before the first.
+    /// Offset of the first element.
     pub offset: usize,
 }
 
-/// A number handed to an operator.
+/// A number passed to an operator.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Number {
-    /// A float, handed over in double precision.
+    /// A float, passed in double precision.
     Float(f64),
     /// An integer.
     Int(i64),
-    /// One element of a tensor: its type, and its bits from the lowest on; those beyond the type
-    /// do not count.
+    /// One element of a tensor: its type, and its bits from the lowest on. Bits beyond the type are
+    /// ignored.
     Element(aclDataType, u64),
 }
 
@@ -46,22 +46,22 @@ pub enum Number {
 pub(super) enum Argument<'a> {
     In(View<'a>),
     Out(View<'a>),
-    /// Read and written: what an executor calls input or output differs from operator to operator.
+    /// Read and written: operators differ in whether their executors treat it as input or output.
     Ref(View<'a>),
     Ins(&'a [View<'a>]),
     Number(Number),
     Ints(&'a [i64]),
     Text(&'static CStr),
     Bits(u64),
-    /// A tensor that is not read, one that is not written, and one that is neither: each has an index
-    /// among the operator's inputs or outputs, the last among both.
+    /// An absent input, an absent output, and an absent input and output. Each has an index among
+    /// the operator's inputs or outputs, the last among both.
     NoInput,
     NoOutput,
     NoRef,
     Absent,
 }
 
-/// An argument as it crosses the C interface.
+/// An argument in its form at the C interface.
 #[derive(Debug)]
 pub(super) enum Raw {
     Tensor(*mut aclTensor),

@@ -25,7 +25,7 @@ use crate::sys::{
     for_each_operator, for_each_rotary_operator,
 };
 
-/// How a parameter's Rust value becomes an argument, and the argument a C value.
+/// The conversion of a parameter's Rust value to an argument, and of the argument to a C value.
 trait Parameter<'a>: Kind {
     type Value;
     fn argument(value: Self::Value) -> Argument<'a>;
@@ -126,28 +126,28 @@ macro_rules! value {
     ($plain:ident) => { $plain };
 }
 
-/// One operator, in words.
+/// The description of one operator.
 #[derive(Clone, Copy, Debug)]
 pub struct OperatorInfo {
     /// Its method of [`Operators`].
     pub method: &'static str,
-    /// Its C function; the first phase has `GetWorkspaceSize` appended to that name.
+    /// Its C function. The first phase has `GetWorkspaceSize` appended to the name.
     pub function: &'static str,
-    /// Its parameters, each with what it is.
+    /// Its parameters, each with its kind.
     pub parameters: &'static [(&'static str, &'static str)],
     /// Its computation, and its documented limits.
     pub about: &'static str,
-    /// The repository of its document.
+    /// The repository of its documentation.
     pub repository: &'static str,
 }
 
 /// The operators of one stream. Each call queues one operator.
 ///
 /// # Errors
-/// Of every method: [`AscendError::Call`] with the operator's code where it refuses the call;
-/// [`AscendError::SymbolUnavailable`] where the installation lacks it;
-/// [`AscendError::InvalidArgument`] for a view that leaves its memory or belongs to another stream;
-/// [`AscendError::OutOfMemory`] for its workspace.
+/// Of every method: [`AscendError::Call`] with the operator's code if it rejects the call;
+/// [`AscendError::SymbolUnavailable`] if the installation lacks it;
+/// [`AscendError::InvalidArgument`] if a view extends beyond its memory or belongs to another
+/// stream; [`AscendError::OutOfMemory`] if there is no memory for its workspace.
 ///
 /// [`AscendError::Call`]: crate::AscendError::Call
 /// [`AscendError::InvalidArgument`]: crate::AscendError::InvalidArgument
@@ -232,7 +232,7 @@ for_each_operator!(list);
 type PlanCall<'p> = dyn FnMut(&[Raw], *mut u64, *mut *mut aclOpExecutor) -> aclnnStatus + 'p;
 
 impl Operators {
-    /// The operators of `stream`.
+    /// Creates the operators of `stream`.
     pub fn new(stream: Stream) -> Self {
         Self {
             stream,
@@ -245,7 +245,7 @@ impl Operators {
         &self.stream
     }
 
-    /// The operators queued last, oldest first.
+    /// The most recently queued operators, oldest first.
     pub fn recent(&self) -> Vec<&'static str> {
         self.plans().recent()
     }
@@ -254,7 +254,7 @@ impl Operators {
         self.plans.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Plans a call, or takes up a kept plan of it, gives it its workspace, and queues it.
+    /// Plans a call, or reuses a kept plan, allocates its workspace and queues it.
     fn launch(
         &self,
         names: Names,
@@ -307,7 +307,7 @@ impl Operators {
         outcome
     }
 
-    /// Number of planned calls that are kept for their next time.
+    /// The number of planned calls kept for reuse.
     pub fn kept_plans(&self) -> usize {
         self.plans().len()
     }
@@ -316,7 +316,7 @@ impl Operators {
         check(&self.stream.device().runtime().api().rt, function, status)
     }
 
-    /// Refuses views outside their buffer or of another stream.
+    /// Rejects views outside their buffer or of another stream.
     fn check_views(&self, operator: &'static str, arguments: &[Argument<'_>]) -> Result<()> {
         let each = |view: &View<'_>| -> Result<()> {
             self.stream.owns(operator, view.buffer)?;

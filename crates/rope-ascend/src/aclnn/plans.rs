@@ -1,4 +1,4 @@
-//! Planned calls, and those that are kept.
+//! Planned calls and the cache of repeatable ones.
 //!
 //! A call that occurs a second time with the same shapes, strides, offsets, types and attributes is
 //! planned as repeatable and kept: from then on, only the addresses are set before each run. Calls
@@ -6,8 +6,8 @@
 //! occurs only once.
 //!
 //! The first call is planned as repeatable too, and destroyed once it is queued. Otherwise the
-//! operator library would put it into its cache and answer the second call with an entry of that
-//! cache, which cannot be repeated.
+//! operator library would cache it and answer the second call with the cache entry, which cannot be
+//! repeated.
 //!
 //! The address to set is that of the memory, not of a view's first element: it is documented as the
 //! storage address, and the library adds the view's planned offset (`GetData` and `RecordAddrRule`
@@ -31,14 +31,13 @@ use crate::result::check;
 use crate::safe::{DeviceBuffer, Stream};
 use crate::sys::{Run, aclOpExecutor, code};
 
-/// Most calls that are kept; beyond it the one not used for longest goes.
+/// The limit on kept calls; beyond it, the least recently used one is removed.
 const KEPT: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
 
-/// Number of calls, by their hash, that are remembered as seen once.
+/// The number of calls remembered, by hash, as seen once.
 const SEEN: NonZeroUsize = NonZeroUsize::new(4096).unwrap();
 
-/// How many of the operators queued last are remembered, for messages about failures that surface
-/// later.
+/// The number of recent operators remembered for messages about later failures.
 const RECENT: usize = 8;
 
 /// A planned call: its executor, and the objects that it refers to.
@@ -51,7 +50,7 @@ pub(super) struct Plan {
     pub(super) ai_cpu: bool,
 }
 
-/// The identity of a call: the operator, and every argument but the addresses.
+/// The identity of a call: the operator and all arguments except addresses.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Key(Vec<u64>);
 
@@ -76,9 +75,9 @@ impl Drop for Repeatable {
 /// The plans and the history of one stream's calls.
 #[derive(Debug)]
 pub(super) struct Plans {
-    /// By call; none for one that the operator library does not repeat.
+    /// Plans by call; `None` for a call that the operator library does not repeat.
     kept: LruCache<Key, Option<Repeatable>, FxBuildHasher>,
-    /// Hashes of calls that came.
+    /// Hashes of calls seen.
     seen: LruCache<u64, (), FxBuildHasher>,
     recent: VecDeque<&'static str>,
 }
@@ -102,11 +101,11 @@ impl Default for Plans {
 pub(super) enum Kept<'p> {
     /// Run this plan with the call's addresses.
     Plan(&'p Repeatable),
-    /// Plan it, and keep the plan if it can be repeated.
+    /// Plan the call, and keep the plan if it can be repeated.
     Keep(Key),
-    /// Plan it as one that is kept, so that its next time can be, and destroy it.
+    /// Plan the call as repeatable, so that its next plan can be kept, and destroy the plan.
     First,
-    /// Plan it for one run.
+    /// Plan the call for one run.
     Once,
 }
 
@@ -138,7 +137,7 @@ impl Plans {
         }
     }
 
-    /// Keeps what is known of a call.
+    /// Stores the plan of a call, or that it cannot be repeated.
     pub(super) fn keep(&mut self, key: Key, plan: Option<Repeatable>) {
         self.kept.put(key, plan);
     }
@@ -155,7 +154,7 @@ impl Key {
         words.push(names.run.as_ptr() as u64);
         let mut addresses: Vec<*const u8> = Vec::with_capacity(arguments.len());
         let mut tensor = |words: &mut Vec<u64>, view: View<'_>| {
-            // A result over an input is another call than one beside it.
+            // A call with the result over an input differs from one with separate memory.
             let address = view.buffer.pointer().cast_const().cast();
             let alias = addresses.iter().position(|&other| other == address);
             words.push(alias.unwrap_or(addresses.len()) as u64);
@@ -197,8 +196,8 @@ impl Key {
 }
 
 impl Plan {
-    /// Makes the call repeatable if that is wanted and the operator library can; else gives it
-    /// back.
+    /// Makes the call repeatable if requested and supported by the operator library; otherwise
+    /// returns it.
     #[allow(
         clippy::result_large_err,
         reason = "the error is the call itself, which then runs once"
@@ -218,7 +217,7 @@ impl Plan {
         }
     }
 
-    /// Points the kept call at the memory of another one with the same key.
+    /// Sets the addresses of the kept call to those of another call with the same key.
     pub(super) fn set_addresses(&self, stream: &Stream, arguments: &[Argument<'_>]) -> Result<()> {
         let meta = &self.objects.meta;
         let check = |name, status| check(&stream.device().runtime().api().rt, name, status);
@@ -276,7 +275,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Memory that the call works in.
+    /// The workspace of the call.
     fn workspace(&self, stream: &Stream) -> Result<Option<DeviceBuffer<u8>>> {
         match usize::try_from(self.workspace_bytes).unwrap_or(usize::MAX) {
             0 => Ok(None),
@@ -290,7 +289,7 @@ impl Plan {
         self.run_in(workspace, stream, name, run)
     }
 
-    /// Queues a call that is made once, which gives it up.
+    /// Queues a non-repeatable call and consumes it.
     pub(super) fn run_once(self, stream: &Stream, name: &'static str, run: Run) -> Result<()> {
         match self.workspace(stream) {
             Ok(workspace) => self.run_in(workspace, stream, name, run),

@@ -15,7 +15,7 @@ const ROTARY_MUL: &str = "aclnnRotaryPositionEmbedding";
 const ROTARY_MUL_GRAD: &str = "aclnnRotaryPositionEmbeddingGrad";
 const MROPE: &str = "aclnnRopeWithSinCosCache";
 
-/// Refuses a call of an operator by the first limit that it does not keep.
+/// Rejects a call that violates a limit of an operator, with the first such limit.
 macro_rules! limits {
     ($operator:expr; $( $kept:expr => ($($limit:tt)*), ($($found:tt)*); )*) => { $(
         if !($kept) {
@@ -36,7 +36,7 @@ pub struct Dense {
 }
 
 impl Dense {
-    /// Of these dimensions.
+    /// Creates the strides of a dense tensor.
     pub fn new(dims: &[usize]) -> Self {
         let mut strides = vec![1; dims.len()];
         for axis in (1..dims.len()).rev() {
@@ -48,7 +48,7 @@ impl Dense {
         }
     }
 
-    /// The tensor that begins where `buffer` does.
+    /// Views the tensor at the start of `buffer`.
     pub fn view<'a>(&'a self, buffer: &'a DeviceMemory, dtype: aclDataType) -> View<'a> {
         View {
             buffer,
@@ -60,8 +60,8 @@ impl Dense {
     }
 }
 
-/// A tensor as every release of the operators takes it, with four axes. Three came late, and not
-/// to every product; TND is the same memory as BSND with a batch of one.
+/// A tensor with four axes, which every release of the operators takes. Three axes came later, and
+/// not on every product; TND is the same memory as BSND with a batch of one.
 struct FourAxes<'a> {
     tensor: View<'a>,
     dims: [usize; 4],
@@ -144,15 +144,15 @@ pub struct MropeAngles {
 }
 
 impl MropeAngles {
-    /// Uploads cosines and sines of the positions that occur, rounded to the operands' type, and
-    /// the ids of `tokens` tokens: those of `positions`, over again for each further sample.
+    /// Uploads cosines and sines of the positions in use, rounded to the operands' type, and the
+    /// ids of `tokens` tokens: those of `positions`, repeated for each further sample.
     ///
-    /// For the adjoint the sines are negated. That is exact, as a pair shares its angle here.
+    /// For the adjoint, the sines are negated. This is exact, since a pair shares its angle here.
     ///
     /// # Errors
     /// [`AscendError::OperatorLimit`] for other than 1, 3 or 4 axes, a table without a column for
     /// each pair, an element type other than f32, f16 and bf16, or positions from 65,536 on;
-    /// [`AscendError::Rope`] of the table; else the runtime's.
+    /// [`AscendError::Rope`] of the table; otherwise those of the runtime.
     pub fn new(
         stream: &Stream,
         dtype: aclDataType,
@@ -161,7 +161,7 @@ impl MropeAngles {
         tokens: usize,
         direction: Direction,
     ) -> Result<Self> {
-        /// Positions from here on are too many for a table in device memory.
+        /// The limit on positions of a table in device memory.
         const MOST_POSITIONS: u32 = 1 << 16;
         let (axes, highest) = (positions.axis_count(), positions.highest());
         let (columns, lanes) = {
@@ -242,13 +242,13 @@ pub struct MropeCall<'a> {
     pub k_out: &'a DeviceMemory,
 }
 
-/// Errors of these are [`AscendError::OperatorLimit`] for what the operator does not take or gets
-/// wrong, else those of every operator.
+/// Errors are [`AscendError::OperatorLimit`] for calls that the operator rejects or computes
+/// wrongly, otherwise those of every operator.
 impl Operators {
-    /// y = x·cos + rotate(x)·sin; cos and sin have the full width of a head.
+    /// Computes y = x·cos + rotate(x)·sin; cos and sin have the full width of a head.
     ///
     /// # Errors
-    /// [`AscendError::OperatorLimit`], else as for every operator.
+    /// [`AscendError::OperatorLimit`], otherwise as for every operator.
     #[doc(alias = "aclnnRotaryPositionEmbedding")]
     pub fn rotary_mul(
         &self,
@@ -265,7 +265,8 @@ impl Operators {
         self.rotary_position_embedding(x, cos, sin, mode(pairing), out)
     }
 
-    /// The true adjoint, and the gradients of cos and sin summed over the broadcast axes if wanted.
+    /// Computes the exact adjoint and, if requested, the gradients of cos and sin, summed over the
+    /// broadcast axes.
     ///
     /// # Errors
     /// As [`Self::rotary_mul`].
@@ -295,7 +296,7 @@ impl Operators {
         });
         limits! {
             ROTARY_MUL_GRAD;
-            // The operator knows the layouts by their sizes alone, and takes such a B for S.
+            // The operator infers layouts from sizes alone and mistakes such a B for S.
             !per_batch || layout == Layout::Sbnd || batch < seq =>
                 ("B below S for angles of each batch"), ("B = {batch}, S = {seq}");
             wanted.is_none() || batch * heads <= MOST_ROWS =>
@@ -308,7 +309,7 @@ impl Operators {
             let (x, dcos, dsin) = (Some(x.view()), dcos.view(), dsin.view());
             return self.rotary_position_embedding_grad(dy, cos, sin, x, mode, dx, dcos, dsin);
         }
-        // Without x the operator writes neither dcos nor dsin, but it refuses null for them. The
+        // Without x, the operator writes neither dcos nor dsin, but it rejects null for them. The
         // scratch returns to this stream's pool, so that later work gets it after the operator.
         let dims = Dense::new(cos.dims);
         let bytes = cos.dims.iter().product::<usize>() * cos.dtype.bytes();
@@ -374,7 +375,7 @@ impl Operators {
         Ok(())
     }
 
-    /// Rotates q and k by `npu_mrope`, the second version where the installation has it.
+    /// Rotates q and k with `npu_mrope`, in its second version if the installation has it.
     ///
     /// # Errors
     /// As [`Self::rotary_mul`].
@@ -416,9 +417,9 @@ impl Operators {
         }
     }
 
-    /// The sections, and whether they take turns.
+    /// The sections, and true if they alternate.
     fn check_mrope(&self, call: &MropeCall<'_>, second: bool) -> Result<(Vec<i64>, bool)> {
-        /// From here on the operator's tiling divides by zero.
+        /// The number of heads from which the operator's tiling divides by zero.
         const TOO_MANY_HEADS: usize = 43;
         const SECTIONS_V1: &[&[i64]] = &[&[16, 24, 24]];
         const SECTIONS_V2: &[&[i64]] = &[

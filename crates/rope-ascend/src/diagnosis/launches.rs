@@ -17,12 +17,12 @@ use crate::rope::{
 };
 use crate::safe::{DeviceBuffer, DeviceMemory, Element, Stream};
 
-/// A family of kernels, and what a launch of one of them gave.
+/// A family of kernels, with the result of launching one of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LaunchFinding {
     /// The operation of its kernels.
     pub family: &'static str,
-    /// How it was launched; or what was wrong, and what to do.
+    /// The launch method; or the fault, with the remedy.
     pub found: Finding,
 }
 
@@ -32,14 +32,14 @@ const HEAD_DIM: usize = 64;
 const LANES: usize = HEAD_DIM / 2;
 /// Elements of the guard before and of the one after: more than a core's share of this work.
 const GUARD: usize = 2048;
-/// The products and sums of the numbers below are exact in f32 and their results in bf16, but for
-/// the norm's root.
+/// The products and sums of the numbers below are exact in f32 and their results in bf16, except
+/// for the norm's root.
 const TOLERANCE: f64 = 1e-5;
 
 const WRONG: &str =
     "do not train on this device; run mrope verify on it and report what both print";
 
-/// The fault of a launch that was made.
+/// The fault in the results of a launch.
 type Wrong = String;
 /// The stream and the kernels of a launch.
 struct Bench<'a> {
@@ -74,7 +74,7 @@ pub(super) fn launches(npu: &Npu, kernels: &Arc<Kernels>) -> Vec<LaunchFinding> 
         ),
     ];
     let find = |(family, kernel, launch): (&'static str, &str, Launch)| {
-        // A failed stream is of no more use: each launch has its own.
+        // A failed stream is unusable, so each launch has a separate one.
         let outcome = npu.stream().and_then(|stream| {
             launch(&Bench {
                 stream: &stream,
@@ -90,7 +90,7 @@ pub(super) fn launches(npu: &Npu, kernels: &Arc<Kernels>) -> Vec<LaunchFinding> 
                 ))
             }
             Ok(Err(wrong)) => Finding::missing(format!("{kernel}: {wrong}"), WRONG),
-            // Not a fault of the installation: the device has no such kernels.
+            // Not a fault of the installation: the device does not support such kernels.
             Err(error @ AscendError::CubeLimit { .. }) => Finding::Ready(format!("none: {error}")),
             Err(error @ AscendError::NoLaunch { .. }) => Finding::missing(
                 error.to_string(),
@@ -156,7 +156,7 @@ impl<T: Number> Guarded<T> {
         Ok(read.and_then(|found| compare(self.what, &found, expected)))
     }
 
-    /// Waits, and returns the numbers if the guards are as they were.
+    /// Waits, and returns the numbers if the guards are unchanged.
     fn read(&self, stream: &Stream) -> Result<Result<Vec<T>, Wrong>> {
         let whole = stream.download(&self.memory)?;
         Ok(between(self.what, &whole, self.len))
@@ -246,7 +246,7 @@ fn weights(weight: &Guarded<f32>) -> ChannelWeights<'_> {
     }
 }
 
-/// The first that is wrong.
+/// The first fault.
 fn all<const N: usize>(checks: [Result<Result<(), Wrong>>; N]) -> Result<Result<(), Wrong>> {
     for check in checks {
         if let Err(wrong) = check? {

@@ -18,7 +18,7 @@ pub(crate) struct Caller<'a> {
     pub(crate) rank: u32,
 }
 
-/// Where a communicator's memory and order of sums come from.
+/// The settings of a communicator: its memory and the order of sums.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
     pub(crate) buffer_mb: u32,
@@ -26,7 +26,7 @@ pub(crate) struct Settings {
     pub(crate) timeout_s: u32,
 }
 
-/// The operands of a call: the elements that the C function counts, from one address to the other.
+/// The operands of a call: source, destination and element count of the C function.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Transfer {
     pub(crate) send: *mut c_void,
@@ -37,7 +37,7 @@ pub(crate) struct Transfer {
 }
 
 impl Caller<'_> {
-    /// Turns the result of `function` into a [`Result`].
+    /// Converts the result of `function` to a [`Result`].
     fn check(&self, function: &'static str, result: HcclResult) -> Result<()> {
         if result == HcclResult::SUCCESS {
             return Ok(());
@@ -60,7 +60,8 @@ impl Caller<'_> {
         })
     }
 
-    /// By what ranks find the current device, which is rank 0 of one communicator.
+    /// The root info by which ranks find the current device, which becomes rank 0 of one
+    /// communicator.
     #[doc(alias = "HcclGetRootInfo")]
     pub(crate) fn root_info(&self) -> Result<Box<HcclRootInfo>> {
         let mut root = Box::new(HcclRootInfo {
@@ -72,8 +73,8 @@ impl Caller<'_> {
         Ok(root)
     }
 
-    /// Makes the current device a rank of a communicator; returns when all ranks have come. Also
-    /// returns whether its sums are taken in a fixed order.
+    /// Makes the current device a rank of a communicator and returns when all ranks have joined.
+    /// Also returns true if its sums have a fixed order.
     #[doc(alias = "HcclCommInitRootInfo")]
     #[doc(alias = "HcclCommInitRootInfoConfig")]
     pub(crate) fn join(

@@ -7,7 +7,7 @@
 
 use crate::error::Cores;
 
-/// Element types that the kernels take.
+/// Element types of the kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KernelType {
     /// 32 bits.
@@ -60,7 +60,7 @@ pub(super) struct Span {
     pub(super) pieces: u32,
 }
 
-/// How rows become transfers.
+/// The mapping of rows to transfers.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Route {

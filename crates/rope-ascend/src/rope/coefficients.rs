@@ -10,7 +10,7 @@ use crate::error::{AscendError, Result};
 /// f32 values in the 32 bytes to which the unified buffer is aligned.
 const F32_UNIT: u32 = 8;
 
-/// Longest head that a vector instruction's strides reach over.
+/// The longest head within the strides of a vector instruction.
 const MAX_HEAD_DIM: usize = 1024;
 
 /// A [`Geometry`] in the kernels' 32 bits.
@@ -58,7 +58,7 @@ impl Channels {
     }
 }
 
-/// The cut of a rotated row into segments of equal length.
+/// The division of a rotated row into segments of equal length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Segments {
     pub(super) count: u32,
@@ -140,7 +140,7 @@ impl Gathered {
     }
 }
 
-/// Coefficients of one token: where they are, and how they get there.
+/// The coefficients of one token: their place and the way they are loaded.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Coefficients {
     /// f32 of one token's angles in the unified buffer.

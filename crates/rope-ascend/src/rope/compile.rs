@@ -38,7 +38,7 @@ pub(crate) const KERNEL_SOURCES: [(&str, &str); 7] = [
     ("rope.cpp", include_str!("../../kernels/rope/rope.cpp")),
 ];
 
-/// Leaves the device compiler's words for kinds of cores out.
+/// Omits the device compiler's keywords for kinds of cores.
 const NO_QUALIFIERS: &str = "#define ROPE_NO_QUALIFIERS\n";
 
 /// The sources as one text: the compiler takes a single source, so inclusions among them go.
@@ -67,11 +67,11 @@ impl Compilation {
         }
     }
 
-    /// Makes the binary. A compiler that refuses the source gets it once more without the words
-    /// that it may not know (see `rope.cpp`).
+    /// Builds the binary. If the compiler rejects the source, it is retried without keywords that
+    /// the compiler may not know (see `rope.cpp`).
     ///
     /// # Errors
-    /// [`AscendError::Load`] where the library is missing (it comes with CANN 8.5 and later), and
+    /// [`AscendError::Load`] if the library is missing (CANN 8.5 and later have it), and
     /// [`AscendError::Compile`] with the compiler's log of the whole source.
     #[doc(alias = "aclrtcCompileProg")]
     pub(super) fn run(&self, api: &Api) -> Result<Vec<u8>> {

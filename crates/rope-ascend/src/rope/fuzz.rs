@@ -13,7 +13,7 @@ use crate::safe::Machine;
 /// A launch, before anything about it is checked. Arrays of two are of q and k.
 #[derive(Clone, Copy, Debug)]
 pub struct Launch {
-    /// The channels that turn.
+    /// The rotated channels.
     pub geometry: Geometry,
     /// Forward or adjoint.
     pub direction: Direction,
@@ -27,7 +27,7 @@ pub struct Launch {
     pub in_place: bool,
     /// True if all batches share the angles of the first.
     pub shared_over_batch: bool,
-    /// Where the norm is.
+    /// The order of norm and rotation.
     pub order: NormOrder,
     /// As the device reports them.
     pub vector_cores: i64,

@@ -15,7 +15,7 @@ pub(crate) const CACHE_VARIABLE: &str = "ROPE_ASCEND_CACHE";
 const MAGIC: &[u8; 8] = b"ropekrn1";
 const HEADER_BYTES: usize = MAGIC.len() + 3 * size_of::<u64>();
 
-/// Where the kernels that come of one compilation are kept.
+/// The cache file of one compilation's kernels.
 #[derive(Debug)]
 pub(crate) struct KernelFile {
     path: PathBuf,
@@ -29,7 +29,7 @@ fn folder(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     if let Some(chosen) = set(CACHE_VARIABLE) {
         return (chosen != "off").then(|| chosen.into());
     }
-    // A relative path is to be ignored, by that specification.
+    // The specification requires relative paths to be ignored.
     let cache = set("XDG_CACHE_HOME").map(PathBuf::from);
     let cache = cache.filter(|path| path.is_absolute());
     let home = || set("HOME").map(|home| Path::new(&home).join(".cache"));
@@ -45,7 +45,8 @@ fn checksum<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> u64 {
 }
 
 impl KernelFile {
-    /// The file for `source`, compiled with `options` by `toolkit`; none if files are switched off.
+    /// The file for `source`, compiled with `options` by `toolkit`; `None` if the cache is
+    /// disabled.
     pub(crate) fn of(source: &str, options: &[String], toolkit: &str) -> Option<Self> {
         Some(Self::within(
             &folder(|name| env::var_os(name))?,
@@ -62,7 +63,7 @@ impl KernelFile {
         Self { path, key }
     }
 
-    /// The binary, if the file is there and whole.
+    /// The binary, if the file exists and is intact.
     pub(crate) fn read(&self) -> Option<Vec<u8>> {
         let mut file = fs::read(&self.path).ok()?;
         let (header, rest) = file.split_at_checked(HEADER_BYTES)?;
@@ -80,7 +81,7 @@ impl KernelFile {
         whole.then(|| file.split_off(HEADER_BYTES + key_bytes))
     }
 
-    /// Keeps `binary`. A failure only means that it is compiled again next time.
+    /// Stores `binary`. After a failure, it is compiled again next time.
     pub(crate) fn write(&self, binary: &[u8]) {
         let _not_kept = self.try_write(binary);
     }

@@ -18,11 +18,11 @@ pub struct Kernels {
 }
 
 impl Kernels {
-    /// Loads a compiled `kernels/rope/rope.cpp`: a device object of the architecture, or what the
-    /// simulator takes in its place.
+    /// Loads a compiled `kernels/rope/rope.cpp`: a device object of the architecture, or the
+    /// simulator's equivalent.
     ///
     /// # Errors
-    /// The runtime's.
+    /// Those of the runtime.
     pub fn load(stream: &Stream, binary: &[u8]) -> Result<Self> {
         let machine = stream.device().machine()?;
         Ok(Self {
@@ -33,13 +33,14 @@ impl Kernels {
     }
 
     /// Compiles the kernels with the installation's run-time compiler and loads them. The binary is
-    /// kept for later processes in the folder that the variable `ROPE_ASCEND_CACHE` names, else in
-    /// the user's cache folder (`off` keeps none), and used while source, options and toolkit are
-    /// the same.
+    /// cached for later processes in the folder of the variable `ROPE_ASCEND_CACHE`, otherwise in
+    /// the user's cache folder (`off` disables the cache). It is reused while source, options and
+    /// toolkit are unchanged.
     ///
     /// # Errors
-    /// [`AscendError::Load`](crate::AscendError::Load) where the compiler's library is missing,
-    /// [`AscendError::Compile`](crate::AscendError::Compile) with its log; else as [`Self::load`].
+    /// [`AscendError::Load`](crate::AscendError::Load) if the compiler's library is missing,
+    /// [`AscendError::Compile`](crate::AscendError::Compile) with its log; otherwise as
+    /// [`Self::load`].
     pub fn compile(stream: &Stream) -> Result<Self> {
         let runtime = stream.device().runtime();
         let api = runtime.api();
@@ -51,7 +52,7 @@ impl Kernels {
         let file = toolkit.and_then(|toolkit| {
             KernelFile::of(&compilation.source, &compilation.options, &toolkit)
         });
-        // A kept binary that does not load is made anew: the error is that of the new one.
+        // A cached binary that does not load is rebuilt; the error is that of the new one.
         let kept = file.as_ref().and_then(KernelFile::read);
         if let Some(Ok(kernels)) = kept.map(|binary| Self::load(stream, &binary)) {
             return Ok(kernels);
@@ -63,13 +64,13 @@ impl Kernels {
         Self::load(stream, &binary)
     }
 
-    /// How the kernel of this name is launched; nothing before its first launch.
+    /// The launch method of the kernel called `name`; `None` before its first launch.
     pub fn launch_way(&self, name: &str) -> Option<LaunchWay> {
         let found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         found.get(name).map(Kernel::way)
     }
 
-    /// The machine that the kernels are tiled for.
+    /// The machine for which the kernels are tiled.
     pub(super) fn machine(&self) -> Machine {
         self.machine
     }

@@ -1,4 +1,4 @@
-//! Runs the norm of the heads with their rotation, and its backward.
+//! Launches the norm of the heads with their rotation, and its backward.
 #![allow(unsafe_code, reason = "launches the kernels with checked arguments")]
 
 use rope_core::{HeadNorm, RopeError};
@@ -11,12 +11,12 @@ use super::tiling::{Plan, Problem};
 use crate::error::{AscendError, Result};
 use crate::safe::DeviceMemory;
 
-/// The weight of a norm: an f32 for each channel of a head.
+/// The weight of a norm: one f32 per channel of a head.
 #[derive(Clone, Copy, Debug)]
 pub struct ChannelWeights<'a> {
     /// The memory.
     pub memory: &'a DeviceMemory,
-    /// Bytes before the first.
+    /// Byte offset of the first weight.
     pub offset_bytes: usize,
     /// Number of weights.
     pub channels: usize,
@@ -36,11 +36,11 @@ pub struct NormTensor<'a> {
 pub struct NormRotation<'a> {
     /// Type of the elements of q and k.
     pub element: KernelType,
-    /// The norm, and whether it comes before the rotation.
+    /// The norm, with its order relative to the rotation.
     pub norm: HeadNorm,
     /// q.
     pub q: NormTensor<'a>,
-    /// k, if there is one.
+    /// k, if any.
     pub k: Option<NormTensor<'a>>,
     /// Cosines and sines.
     pub angles: AngleRows<'a>,
@@ -51,7 +51,7 @@ pub struct NormRotation<'a> {
 pub struct NormBackwardTensor<'a> {
     /// The tensor before norm and rotation.
     pub x: Heads<&'a DeviceMemory>,
-    /// The gradient of the result, which becomes that of x.
+    /// The gradient of the result, replaced by that of x.
     pub gradient: Operand<'a>,
     /// The weight of the forward.
     pub weight: ChannelWeights<'a>,
@@ -74,12 +74,12 @@ pub struct NormBackward<'a> {
     pub norm: HeadNorm,
     /// q.
     pub q: NormBackwardTensor<'a>,
-    /// k, if there is one.
+    /// k, if any.
     pub k: Option<NormBackwardTensor<'a>>,
     /// Cosines and sines.
     pub angles: AngleRows<'a>,
-    /// Sums of which the gradients of the weights consist, f32 `[rows, tensors, head_dim]`, from
-    /// the start of the memory; room for as many rows as [`Rotator::most_weight_sums`] says.
+    /// Partial sums of the weights' gradients, f32 `[rows, tensors, head_dim]`, from the start of
+    /// the memory. There must be room for [`Rotator::most_weight_sums`] rows.
     pub weight_sums: &'a mut DeviceMemory,
 }
 
@@ -87,14 +87,15 @@ pub struct NormBackward<'a> {
 const F32_BYTES: usize = size_of::<f32>();
 
 impl Rotator {
-    /// Queues the norm of each head of q and k, each with its own weight, and its rotation: one
-    /// launch for both.
+    /// Queues the norm and rotation of each head of q and k, each with a separate weight, in one
+    /// launch.
     ///
     /// y = R (x * rstd * w) with rstd = 1 / sqrt(mean(x^2) + eps) over the whole head, or
     /// y = R x * rstd * w with the mean of (R x)^2; see [`NormOrder`](rope_core::NormOrder).
     ///
     /// # Numerics
-    /// Computed in f32, each operation rounded by itself, and the result once to the element type.
+    /// Computed in f32, with each operation rounded separately, and rounded once to the element
+    /// type.
     ///
     /// # Errors
     /// Those of [`rotate`](Self::rotate); [`RopeError::NormWeight`] if a weight is not
@@ -124,28 +125,29 @@ impl Rotator {
         )
     }
 
-    /// Most rows of sums that [`norm_rotate_backward`](Self::norm_rotate_backward) writes: one for
-    /// each vector core.
+    /// The largest number of rows of sums written by
+    /// [`norm_rotate_backward`](Self::norm_rotate_backward): one per vector core.
     pub fn most_weight_sums(&self) -> usize {
         self.kernels.machine().vector_cores as usize
     }
 
-    /// Queues the backward of [`norm_rotate`](Self::norm_rotate): takes the gradients of the
-    /// results to those of q and k in one pass over both, and returns the number of rows of sums
-    /// that it writes; added up, they are the gradients of the weights.
+    /// Queues the backward of [`norm_rotate`](Self::norm_rotate): maps the gradients of the results
+    /// to those of q and k in one pass over both. Returns the number of rows of sums written; their
+    /// total is the gradients of the weights.
     ///
     /// # Numerics
-    /// Computed in f32; the root of the mean is computed again from x. The sums have an order that
-    /// depends on the shapes and the number of cores.
+    /// Computed in f32; the root of the mean is recomputed from x. The order of the sums depends on
+    /// the shapes and the number of cores.
     ///
     /// # Errors
-    /// As [`norm_rotate`](Self::norm_rotate); [`AscendError::InvalidArgument`] if the sums have too
-    /// little room.
+    /// As [`norm_rotate`](Self::norm_rotate); [`AscendError::InvalidArgument`] if the memory of the
+    /// sums is too small.
     pub fn norm_rotate_backward(&self, request: NormBackward<'_>) -> Result<usize> {
         self.norm_rotate_backward_at(request, 0)
     }
 
-    /// The same, with the sums from `offset_bytes` in their memory.
+    /// As [`norm_rotate_backward`](Self::norm_rotate_backward), with the sums at `offset_bytes` in
+    /// their memory.
     pub(crate) fn norm_rotate_backward_at(
         &self,
         request: NormBackward<'_>,

@@ -21,7 +21,7 @@ const F32_UNIT: u32 = 8;
 /// Lanes that one repeat of an instruction adds up.
 const LANES: u32 = 64;
 
-/// One side of the kernel: x, or y. They differ where pairs change their places.
+/// One side of the kernel: x, or y. They differ if pairs move to other channels.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Side {
     X,
@@ -82,8 +82,8 @@ impl Row {
         }
     }
 
-    /// Channels that move together, and where they start in a row: the whole head where no gap lies
-    /// in it, else the rotated channels, those before and those after them.
+    /// Channels that move together, with their starts in a row: the whole head if it has no gap,
+    /// otherwise the rotated channels, those before and those after them.
     fn spans(&self, side: Side) -> ([Span; 3], [u32; 3]) {
         let channels = self.channels;
         let run = |channel, length, pieces| Span {
@@ -142,7 +142,7 @@ impl Row {
         runs
     }
 
-    /// The channel of each lane, as x or y has them; none where a lane is padding.
+    /// The channel of each lane, in x or y; `None` for a padding lane.
     fn channels(&self, side: Side) -> Vec<Option<u32>> {
         let channels = self.channels;
         let mut lane_channels = vec![None; self.pitch() as usize];
@@ -225,7 +225,7 @@ impl Row {
     }
 }
 
-/// The unified buffer that a tile of these rows takes.
+/// The unified buffer required by a tile of these rows.
 fn fit(
     problem: &Problem,
     row: &Row,
@@ -246,7 +246,7 @@ fn fit(
     } else {
         (1, row.pitch() * (1 + copies) + chunks + F32_UNIT)
     };
-    // Rows are counted by eights in what there is of each chunk and row.
+    // Rows are rounded up to eight in the buffers of each chunk and row.
     let rounding = 4 * (F32_UNIT - 1) * (chunks + 2 * F32_UNIT);
     let channels_padded = channels.head_dim.next_multiple_of(F32_UNIT);
     Fit {
@@ -289,8 +289,8 @@ fn routes(
     routes
 }
 
-/// Cuts a norm with its rotation into tiles; with the layouts of the gradient of y, its backward,
-/// whose output is the gradient of x. The problem's direction is not used.
+/// Divides a norm with its rotation into tiles. With the layouts of the gradient of y, it plans the
+/// backward, with the gradient of x as output. The problem's direction is not used.
 ///
 /// # Errors
 /// [`AscendError::TileTooLarge`](crate::AscendError::TileTooLarge) if not even one head fits;

@@ -10,11 +10,10 @@ use super::rotator::Rotator;
 use crate::error::{AscendError, Result};
 use crate::safe::{Device, Runtime, Stream};
 
-/// Variable that names a file of kernels compiled beforehand; it is preferred to compiling at run
-/// time.
+/// Variable that names a file of precompiled kernels, which is preferred to compiling at run time.
 pub(crate) const KERNELS_VARIABLE: &str = "ROPE_ASCEND_KERNELS";
 
-/// A device that can be opened.
+/// The device to open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Target {
     Ascend(u32),
@@ -41,10 +40,10 @@ struct Inner {
     kernels: OnceLock<Result<Arc<Kernels>>>,
 }
 
-/// A device, real or simulated, and this crate's kernels on it. Clones share it.
+/// A real or simulated device with this crate's kernels. Clones share it.
 ///
-/// Opened once and kept until the process ends, because the runtime can be started once in a
-/// process. To close it, use [`Runtime`] and [`Kernels`] instead.
+/// It is opened once and kept until the process ends, since a process can start the runtime only
+/// once. To close it, use [`Runtime`] and [`Kernels`] instead.
 ///
 /// # Examples
 /// ```no_run
@@ -61,41 +60,40 @@ pub struct Npu {
 }
 
 impl Npu {
-    /// The device of number `ordinal`, through the installed CANN.
+    /// Opens device `ordinal` through the installed CANN.
     ///
     /// # Errors
-    /// [`AscendError::Load`] where there is no CANN; [`AscendError::InvalidArgument`] where there
-    /// is no such device; else the runtime's.
+    /// [`AscendError::Load`] if CANN is missing; [`AscendError::InvalidArgument`] if there is no
+    /// such device; otherwise those of the runtime.
     pub fn open(ordinal: u32) -> Result<Self> {
         let open = || Self::runtime()?.device(ordinal);
         Self::shared(Target::Ascend(ordinal), open)
     }
 
-    /// The device that the calling thread has set, in a process where another framework owns it:
-    /// see [`Runtime::current_device`].
+    /// Uses the calling thread's current device, in a process where another framework owns it; see
+    /// [`Runtime::current_device`].
     ///
     /// # Errors
-    /// [`AscendError::Load`] where there is no CANN; [`AscendError::InvalidArgument`] if the thread
-    /// has set no device.
+    /// [`AscendError::Load`] if CANN is missing; [`AscendError::InvalidArgument`] if the thread has
+    /// set no device.
     pub fn current() -> Result<Self> {
         let device = Self::runtime()?.current_device()?;
         Self::shared(Target::Ascend(device.ordinal()), || Ok(device))
     }
 
-    /// The simulator's first device.
+    /// Opens the simulator's first device.
     ///
     /// # Errors
-    /// The simulator's; none are expected.
+    /// Those of the simulator; none are expected.
     #[cfg(feature = "ascend-sim")]
     pub fn simulated() -> Result<Self> {
         Self::simulated_device(0)
     }
 
-    /// Device `ordinal` of the simulator, whose machine gets as many devices as are asked for, at
-    /// most 64.
+    /// Opens device `ordinal` of the simulator, which has up to 64 devices, created on demand.
     ///
     /// # Errors
-    /// [`AscendError::InvalidArgument`] for one beyond these.
+    /// [`AscendError::InvalidArgument`] if `ordinal` is beyond these.
     #[cfg(feature = "ascend-sim")]
     pub fn simulated_device(ordinal: u32) -> Result<Self> {
         ascend_sim::control::provide_devices((ordinal + 1).min(64));
@@ -113,10 +111,10 @@ impl Npu {
         Self::shared(Target::Simulated(device.ordinal()), || Ok(device))
     }
 
-    /// The installed CANN's runtime, started once and kept as devices are.
+    /// Returns the installed CANN's runtime, started once and kept until the process ends.
     ///
     /// # Errors
-    /// [`AscendError::Load`] where there is no CANN; else the runtime's.
+    /// [`AscendError::Load`] if CANN is missing; otherwise those of the runtime.
     pub fn runtime() -> Result<Runtime> {
         static RUNTIME: Mutex<Option<Runtime>> = Mutex::new(None);
         once(&RUNTIME, || Runtime::open(None))
@@ -148,7 +146,7 @@ impl Npu {
         Ok(npu)
     }
 
-    /// The name in tables: `ascend:0`, or `ascend-sim`.
+    /// The name used in tables: `ascend:0`, or `ascend-sim`.
     pub fn name(&self) -> String {
         self.inner.target.name()
     }
@@ -158,19 +156,19 @@ impl Npu {
         &self.inner.device
     }
 
-    /// A new stream.
+    /// Creates a stream.
     ///
     /// # Errors
-    /// The runtime's.
+    /// Those of the runtime.
     pub fn stream(&self) -> Result<Stream> {
         self.inner.device.stream()
     }
 
-    /// The kernels: from the file that the variable `ROPE_ASCEND_KERNELS` names, else compiled at
-    /// run time; on the simulator compiled for the host. Made at the first call.
+    /// Returns the kernels: from the file of the variable `ROPE_ASCEND_KERNELS`, otherwise compiled
+    /// at run time; on the simulator, compiled for the host. They are built at the first call.
     ///
     /// # Errors
-    /// [`AscendError::NoKernels`] with what to do; else the runtime's.
+    /// [`AscendError::NoKernels`] with a remedy; otherwise those of the runtime.
     pub fn kernels(&self) -> Result<Arc<Kernels>> {
         let kernels = self.inner.kernels.get_or_init(|| {
             let stream = self.stream()?;
@@ -179,7 +177,7 @@ impl Npu {
         kernels.clone()
     }
 
-    /// A rotator of `geometry` on one of the device's streams.
+    /// Creates a rotator of `geometry` on one of the device's streams.
     ///
     /// # Errors
     /// As [`Self::kernels`] and [`Rotator::new`].
@@ -239,8 +237,9 @@ impl Npu {
     }
 }
 
-/// Faults of this process that the simulator has found so far, one sentence each; nothing where
-/// none is built in. A device would go on with a wrong result, so the simulator does too.
+/// Returns the faults of this process that the simulator has found so far, one sentence each; empty
+/// without a built-in simulator. After a fault, the simulator continues with a wrong result, as a
+/// device would.
 pub fn violations() -> Vec<String> {
     #[cfg(feature = "ascend-sim")]
     let found = ascend_sim::control::violations()
@@ -252,7 +251,7 @@ pub fn violations() -> Vec<String> {
     found
 }
 
-/// The value, made at the first success.
+/// The value, created at the first success.
 fn once<T: Clone>(cell: &Mutex<Option<T>>, make: impl FnOnce() -> Result<T>) -> Result<T> {
     let mut cell = cell.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(value) = &*cell {

@@ -14,14 +14,14 @@ use super::tiling::{MatrixPlan, Plan, Problem, plan_angle_gradient, plan_matrix,
 use crate::error::{AscendError, Result};
 use crate::safe::{DeviceBuffer, DeviceMemory, Stream};
 
-/// The cores that bring the members of pairs together.
+/// The cores that combine the members of pairs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Unit {
-    /// The vector cores alone.
+    /// The vector cores only.
     #[default]
     Vector,
-    /// The cube cores, by a product with a signed permutation. In f16 and bf16 on dav-2201;
-    /// channels that are not finite make their whole head NaN.
+    /// The cube cores, with a product with a signed permutation. Supported in f16 and bf16 on
+    /// dav-2201; a non-finite channel makes its whole head NaN.
     Cube,
 }
 
@@ -31,7 +31,7 @@ pub enum Unit {
 pub struct Heads<M> {
     /// The memory.
     pub memory: M,
-    /// Elements before the first.
+    /// Element offset of the first element.
     pub offset: usize,
     /// Shape and strides.
     pub layout: HeadsLayout,
@@ -50,13 +50,13 @@ impl<M: Deref<Target = DeviceMemory>> Heads<M> {
 /// q or k of a rotation.
 #[derive(Debug)]
 pub enum Operand<'a> {
-    /// Overwritten by its rotation.
+    /// Rotated in place.
     InPlace(Heads<&'a mut DeviceMemory>),
     /// Read from one tensor, written to another; channels that are not rotated are copied.
     Into {
         /// The tensor to rotate.
         from: Heads<&'a DeviceMemory>,
-        /// Where the result goes.
+        /// The destination.
         to: Heads<&'a mut DeviceMemory>,
     },
 }
@@ -74,13 +74,13 @@ impl Operand<'_> {
     }
 }
 
-/// Cosines and sines in f32, `[rows, 2, lanes]`: a row for each token, in the order batch, token;
-/// with as many rows as one batch has tokens, all batches share them.
+/// Cosines and sines in f32, `[rows, 2, lanes]`: one row per token, in the order batch, token. If
+/// the number of rows is the number of tokens of one batch, all batches share them.
 #[derive(Clone, Copy, Debug)]
 pub struct AngleRows<'a> {
     /// The memory.
     pub memory: &'a DeviceMemory,
-    /// Bytes before the first row.
+    /// Byte offset of the first row.
     pub offset_bytes: usize,
     /// Number of rows.
     pub rows: usize,
@@ -123,7 +123,7 @@ pub struct AngleGradient<'a> {
 
 /// Runs rotations of one geometry on one stream.
 ///
-/// Work is queued and runs later; its errors come out of the stream's next synchronisation.
+/// Work is queued and runs later; the stream's next synchronisation returns its errors.
 #[derive(Debug)]
 pub struct Rotator {
     pub(super) geometry: Geometry,
@@ -137,7 +137,7 @@ pub struct Rotator {
 }
 
 impl Rotator {
-    /// A rotator of `geometry` on `stream`.
+    /// Creates a rotator of `geometry` on `stream`.
     ///
     /// # Errors
     /// [`AscendError::KernelLimit`] for heads of more than 1024 channels.
@@ -152,21 +152,22 @@ impl Rotator {
         })
     }
 
-    /// The same, rotating by another unit. The gradient of the angles is always the vector cores'.
+    /// Sets the unit of the rotation. The gradient of the angles always runs on the vector cores.
     #[must_use]
     pub fn by(mut self, unit: Unit) -> Self {
         self.unit = unit;
         self
     }
 
-    /// Queues a rotation of q and k: one launch for both.
+    /// Queues a rotation of q and k in one launch.
     ///
     /// Products and sum are rounded in f32, the result once to the element type.
     ///
     /// # Errors
-    /// [`AscendError::InvalidArgument`] and [`AscendError::Rope`] for shapes that do not fit,
+    /// [`AscendError::InvalidArgument`] and [`AscendError::Rope`] for inconsistent shapes;
     /// [`AscendError::KernelLimit`], [`AscendError::TileTooLarge`] and [`AscendError::CubeLimit`]
-    /// for what the kernels do not reach, all with nothing queued; else the runtime's.
+    /// beyond the limits of the kernels. In these cases, nothing is queued. Otherwise those of the
+    /// runtime.
     pub fn rotate(&self, rotation: Rotation<'_>) -> Result<()> {
         const OP: &str = "rotate";
         let Rotation { q, k, angles, .. } = &rotation;
@@ -203,7 +204,8 @@ impl Rotator {
         self.angle_gradient_at(request, 0)
     }
 
-    /// The same, with the result from `offset_bytes` in its memory.
+    /// As [`angle_gradient`](Self::angle_gradient), with the result at `offset_bytes` in its
+    /// memory.
     pub(crate) fn angle_gradient_at(
         &self,
         request: AngleGradient<'_>,
@@ -429,8 +431,8 @@ impl Drop for Rotator {
     }
 }
 
-/// The tensors of a launch, checked. The outer arrays are input, output and what else there is, the
-/// inner q and k.
+/// The checked tensors of a launch. The outer arrays are input, output and further tensors; the
+/// inner arrays are q and k.
 pub(super) struct Tensors<const N: usize> {
     element: KernelType,
     batch: u32,

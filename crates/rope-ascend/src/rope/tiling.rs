@@ -67,15 +67,15 @@ pub(super) struct Plan<T = Tiling> {
 
 /// Runs that one transfer can have.
 const MAX_RUNS: u32 = 4095;
-/// Tiles that are in flight: one loaded, one rotated, one stored.
+/// Tiles in flight: one loaded, one rotated, one stored.
 const SLOTS: u32 = 3;
 /// Bytes that stay unused after buffers and between the parts of the work area: 256 each (see
 /// `kSlackBytes` in the kernels), for 13 of them at most.
 const SLACK_BYTES: u32 = 13 * 256;
 /// Units of work a core should have at least, so that shares differ by a sixteenth at most.
 const UNITS_PER_CORE: u64 = 16;
-/// Tokens of a head-major tile: at 256 bytes a row, a run of 16 KiB, where a transfer reaches its
-/// full rate.
+/// Tokens of a head-major tile: at 256 bytes per row, a run of 16 KiB, at which a transfer reaches
+/// its full rate.
 const HEAD_MAJOR_TOKENS: u32 = 64;
 
 pub(super) fn kernel_name(
@@ -93,13 +93,13 @@ pub(super) fn kernel_name(
     format!("{family}_{pairs}_{}", element.name())
 }
 
-/// Batches and tokens, after merging what has one stride.
+/// Batches and tokens, after merging axes with a common stride.
 #[derive(Clone, Copy)]
 pub(super) struct Grid<const N: usize> {
     pub(super) batch: u64,
     pub(super) seq: u64,
     pub(super) angle_batch_stride: u64,
-    /// Layouts of q and k: of x, of y, and of what else there is.
+    /// Layouts of q and k: of x, of y, and of further tensors.
     pub(super) sides: [[TensorLayout; 2]; N],
 }
 
@@ -145,7 +145,7 @@ impl<const N: usize> Grid<N> {
     }
 }
 
-/// How the rows of `span` become transfers in a tile of `heads` heads and `tokens` tokens.
+/// The mapping of the rows of `span` to transfers in a tile of `heads` heads and `tokens` tokens.
 pub(super) fn route(
     layout: &TensorLayout,
     span: Span,
@@ -193,7 +193,8 @@ pub(super) fn route(
     by(Route::FOLD_NONE, count)
 }
 
-/// Channels that move together: the rotated ones as loaded and as stored, then those that pass.
+/// Channels that move together: the rotated ones as loaded and as stored, then those that pass
+/// through.
 fn spans(problem: &Problem, segments: Segments) -> ([Span; 3], [Span; 3]) {
     let channels = problem.channels;
     let run = |channel, length, pieces| Span {
@@ -286,7 +287,8 @@ fn tiling_of(
     Ok((grid, tiling))
 }
 
-/// The part of a tiling that rows in the unified buffer and the size of tiles leave as it is.
+/// The part of a tiling that depends neither on rows in the unified buffer nor on the size of
+/// tiles.
 pub(super) fn untiled<const N: usize>(
     problem: &Problem,
     grid: &Grid<N>,
@@ -408,8 +410,8 @@ pub(super) fn plan_rotation(problem: &Problem, machine: Machine) -> Result<Plan>
     })
 }
 
-/// Divides the tokens, and where they are few their heads, among the cores; returns the blocks to
-/// launch.
+/// Divides the tokens among the cores, and also their heads if tokens are few; returns the blocks
+/// to launch.
 pub(super) fn share_out(tiling: &mut Tiling, machine: Machine) -> u32 {
     let cores = u64::from(machine.vector_cores);
     let heads = u64::from(tiling.heads[0] + tiling.heads[1]);
@@ -418,7 +420,8 @@ pub(super) fn share_out(tiling: &mut Tiling, machine: Machine) -> u32 {
     (tiling.tokens * u64::from(tiling.head_groups)).min(cores) as u32
 }
 
-/// Most tokens of a tile: what a block has of one batch, with angles of one transfer.
+/// The largest number of tokens of a tile: a block's share of one batch, with angles of one
+/// transfer.
 pub(super) fn longest_run(tiling: &Tiling, blocks: u32) -> u32 {
     let share = tiling.tokens.div_ceil(u64::from(blocks)).min(tiling.seq);
     (share.min(u64::from(MAX_RUNS)) as u32)
@@ -468,7 +471,8 @@ impl Fit {
         self.ub.saturating_sub(self.fixed)
     }
 
-    /// All heads of as many tokens as fit; where one token does not, some of its heads.
+    /// All heads of the largest number of tokens that fits; if one token does not fit, some of its
+    /// heads.
     pub(super) fn token_major(&self) -> Result<Fitted> {
         let token = self.token_bytes + self.heads * self.row();
         let tokens = (self.room() / token).min(self.longest);
@@ -495,7 +499,7 @@ impl Fit {
         })
     }
 
-    /// Long runs of tokens, of as many heads as fit.
+    /// Long runs of tokens, of the largest number of heads that fits.
     pub(super) fn head_major(&self) -> Result<Fitted> {
         let mut tokens = self
             .longest
@@ -518,7 +522,7 @@ impl Fit {
     }
 }
 
-/// Cuts the gradient of the angles into tiles: each core sums all heads of its tokens. The
+/// Divides the gradient of the angles into tiles: each core sums all heads of its tokens. The
 /// problem's direction is forward.
 ///
 /// # Errors

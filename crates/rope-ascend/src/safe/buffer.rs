@@ -8,7 +8,7 @@ use super::pool::Block;
 use super::stream::Stream;
 use crate::error::{AscendError, Result};
 
-/// A plain number that host and device hold alike.
+/// A plain number with the same representation on host and device.
 ///
 /// # Safety
 /// - Every bit pattern is a value, there are no padding bytes, and both sides agree on the bytes.
@@ -34,10 +34,10 @@ pub(super) fn bytes_of_mut<T: Element>(values: &mut [T]) -> &mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
 }
 
-/// Bytes in device memory, used on the stream that made them or borrows them.
+/// Bytes of device memory, for use on the stream that allocated or borrowed them.
 ///
-/// Dropping returns memory of the stream's pool to it. That is safe while queued work still uses
-/// it, because only later work of the same stream gets it again.
+/// Dropping returns pool memory to the stream's pool. This is safe while queued work still uses it,
+/// since only later work of the same stream can reuse it.
 #[derive(Debug)]
 pub struct DeviceMemory {
     origin: Origin,
@@ -47,19 +47,20 @@ pub struct DeviceMemory {
 
 #[derive(Debug)]
 enum Origin {
-    /// Of the stream's pool, to which it returns.
+    /// Memory of the stream's pool, to which it returns.
     Pool(Block),
-    /// Somebody else's: a device address, an integer to the host.
+    /// Memory with another owner: a device address, an integer to the host.
     Borrowed(usize),
 }
 
 impl DeviceMemory {
-    /// Memory that something else owns, as another framework's tensor, for use on `stream`. It is
-    /// not counted in [`MemoryUse`](super::MemoryUse), and dropping this leaves it alone.
+    /// Borrows memory with another owner, such as another framework's tensor, for use on `stream`.
+    /// It is not counted in [`MemoryUse`](super::MemoryUse), and dropping the handle does not free
+    /// it.
     ///
     /// # Safety
     /// - `bytes` from `pointer` are allocated memory of the stream's device
-    /// - they stay so until the stream has passed all work that was queued with this handle
+    /// - they stay allocated until the stream has passed all work queued with this handle
     /// - until then other streams do not write them, nor read what that work writes
     pub unsafe fn borrowed(stream: &Stream, pointer: *mut c_void, bytes: usize) -> Self {
         Self {
@@ -74,7 +75,7 @@ impl DeviceMemory {
         self.bytes
     }
 
-    /// The stream that made the memory.
+    /// The stream of the memory.
     pub fn stream(&self) -> &Stream {
         &self.stream
     }
@@ -98,7 +99,7 @@ impl Drop for DeviceMemory {
     }
 }
 
-/// Elements in device memory, as many as fill it.
+/// A typed buffer in device memory.
 #[derive(Debug)]
 pub struct DeviceBuffer<T: Element> {
     memory: DeviceMemory,

@@ -13,21 +13,21 @@ use crate::error::{AscendError, Result};
 use crate::result::collective::{Caller, Settings, Transfer};
 use crate::sys::{HCCL_ROOT_INFO_BYTES, HcclComm, HcclDataType, HcclRootInfo};
 
-/// By what the ranks of one communicator find each other: made by the device of rank 0, and carried
-/// to the others unchanged.
+/// The rendezvous data of one communicator's ranks, created by the device of rank 0 and sent
+/// unchanged to the others.
 #[derive(Clone)]
 pub struct RootInfo(Box<HcclRootInfo>);
 
 impl RootInfo {
-    /// Its bytes, to be carried to another process.
+    /// Returns its bytes, to be sent to another process.
     pub fn to_bytes(&self) -> Vec<u8> {
         self.0.internal.iter().map(|c| c.cast_unsigned()).collect()
     }
 
-    /// From the bytes of another process.
+    /// Creates the root info from the bytes of another process.
     ///
     /// # Errors
-    /// [`AscendError::InvalidArgument`] for another number of bytes.
+    /// [`AscendError::InvalidArgument`] if the number of bytes is wrong.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let internal: [u8; HCCL_ROOT_INFO_BYTES] = bytes.try_into().map_err(|_| {
             let expected = format!("{HCCL_ROOT_INFO_BYTES} bytes");
@@ -47,22 +47,23 @@ impl fmt::Debug for RootInfo {
 /// The options of a communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CommunicatorOptions {
-    /// How many devices belong to it.
+    /// The number of devices.
     pub ranks: u32,
-    /// The rank of this one, from 0.
+    /// The rank of this device, from 0.
     pub rank: u32,
-    /// MiB of each of the two buffers that it takes from the device's memory.
+    /// Size in MiB of each of its two buffers in device memory.
     pub buffer_mib: u32,
-    /// True if sums are taken in a fixed order, so that runs on the same devices are equal.
+    /// True if sums have a fixed order, so that runs on the same devices are bit-identical.
     pub deterministic: bool,
-    /// Seconds that an operation waits for the other ranks, where the installation has a limit.
+    /// The time limit in seconds for an operation to wait for the other ranks, if the installation
+    /// supports it.
     pub timeout_s: u32,
 }
 
 impl CommunicatorOptions {
-    /// Rank `rank` of `ranks`, with what the library's variables `HCCL_BUFFSIZE`,
-    /// `HCCL_DETERMINISTIC` and `HCCL_EXEC_TIMEOUT` say; without them 200 MiB for each buffer, as
-    /// the library has, a fixed order, and ten minutes.
+    /// Creates options for rank `rank` of `ranks`, from the library's variables `HCCL_BUFFSIZE`,
+    /// `HCCL_DETERMINISTIC` and `HCCL_EXEC_TIMEOUT`. The defaults are 200 MiB per buffer, as in the
+    /// library, a fixed order, and ten minutes.
     pub fn new(ranks: u32, rank: u32) -> Self {
         let number = |name: &str, default| {
             let text = std::env::var(name).ok();
@@ -77,20 +78,20 @@ impl CommunicatorOptions {
         }
     }
 
-    /// Bytes of device memory that it takes for itself.
+    /// Bytes of device memory used by the communicator.
     pub fn bytes(&self) -> usize {
         (2 * (self.buffer_mib as usize)) << 20
     }
 }
 
-/// Element types that are summed.
+/// Element types of collective operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SumType {
     /// 32-bit float.
     F32,
     /// 16-bit IEEE float.
     F16,
-    /// bfloat16, which not every product sums.
+    /// bfloat16, which not every product supports.
     Bf16,
 }
 
@@ -104,26 +105,26 @@ impl SumType {
     }
 }
 
-/// Elements of device memory that take part in an operation; held until it is done.
+/// Elements of device memory in an operation, held until it is done.
 #[derive(Clone, Copy, Debug)]
 pub struct Span<M> {
     /// The memory.
     pub memory: M,
-    /// Where the elements begin.
+    /// Byte offset of the elements.
     pub first_byte: usize,
-    /// How many there are.
+    /// The number of elements.
     pub count: usize,
 }
 
-/// The requests to a communicator, counted.
+/// Counts of the requests to a communicator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Operations.
+    /// The number of operations.
     pub calls: u64,
-    /// Bytes of the tensors handed to them.
+    /// Bytes of the tensors passed to them.
     pub bytes: u64,
-    /// Bytes that a rank has to send at least: of n ranks (n - 1) / n of a tensor whose sum is
-    /// scattered or whose parts are gathered, twice that of one whose sum all receive.
+    /// The minimum bytes that a rank must send: with n ranks, (n - 1) / n of a tensor for
+    /// reduce-scatter and all-gather, and twice that for all-reduce.
     pub least_sent_bytes: u64,
 }
 
@@ -152,18 +153,18 @@ impl Operation {
     }
 }
 
-/// One device's end of a group of devices, each of which has a thread of its own.
+/// One device's handle on a group of devices, each with a separate thread.
 ///
-/// All ranks call the same operations in the same order with as many elements. An operation is
-/// queued on a stream that the communicator owns, after what is queued on the device's stream; what
-/// is queued there afterwards waits for it once its [`Pending`] is dropped.
+/// All ranks call the same operations in the same order with the same number of elements. An
+/// operation is queued on a stream of the communicator, after the work on the device's stream. Work
+/// queued later on the device's stream waits for the operation once its [`Pending`] is dropped.
 #[derive(Debug)]
 pub struct Communicator {
     raw: HcclComm,
     options: CommunicatorOptions,
     is_fixed: bool,
     counters: Counters,
-    /// The stream whose memory takes part.
+    /// The stream of the memory.
     compute: Stream,
     /// After the communicator, which its drop destroys.
     stream: Stream,
@@ -176,10 +177,11 @@ unsafe impl Send for Communicator {}
 unsafe impl Sync for Communicator {}
 
 impl Device {
-    /// By what other ranks find this device, which is to be rank 0 of one communicator.
+    /// Creates the root info by which other ranks find this device, which becomes rank 0 of one
+    /// communicator.
     ///
     /// # Errors
-    /// [`AscendError::Load`] where the collective library is missing; the library's.
+    /// [`AscendError::Load`] if the collective library is missing; those of the library.
     #[doc(alias = "HcclGetRootInfo")]
     pub fn root_info(&self) -> Result<RootInfo> {
         self.call(0, |caller| caller.root_info()).map(RootInfo)
@@ -207,12 +209,12 @@ impl Device {
 
 impl Communicator {
     /// Makes the device of a stream a rank, for memory of that stream. Returns when all ranks have
-    /// come, or the library's `HCCL_CONNECT_TIMEOUT` is over.
+    /// joined, or after the library's `HCCL_CONNECT_TIMEOUT`.
     ///
     /// # Errors
-    /// [`AscendError::Load`] where the collective library is missing;
-    /// [`AscendError::InvalidArgument`] for a rank that there is not;
-    /// [`AscendError::Collective`] if another rank does not come; the runtime's.
+    /// [`AscendError::Load`] if the collective library is missing; [`AscendError::InvalidArgument`]
+    /// if the rank is out of range; [`AscendError::Collective`] if another rank does not join;
+    /// those of the runtime.
     #[doc(alias = "HcclCommInitRootInfoConfig")]
     pub fn join(stream: &Stream, root: &RootInfo, options: CommunicatorOptions) -> Result<Self> {
         let CommunicatorOptions { ranks, rank, .. } = options;
@@ -239,12 +241,12 @@ impl Communicator {
         })
     }
 
-    /// The options that it was created with.
+    /// The options of its creation.
     pub fn options(&self) -> CommunicatorOptions {
         self.options
     }
 
-    /// True if sums are taken in a fixed order: runs on the same devices are then equal to the bit.
+    /// True if sums have a fixed order: runs on the same devices are then bit-identical.
     pub fn is_deterministic(&self) -> bool {
         self.is_fixed
     }
@@ -258,11 +260,11 @@ impl Communicator {
         }
     }
 
-    /// Replaces elements by their sum over all ranks.
+    /// Queues an all-reduce: replaces elements by their sum over all ranks.
     ///
     /// # Errors
     /// [`AscendError::InvalidArgument`] for memory of another stream or elements outside of it;
-    /// [`AscendError::Collective`]; the runtime's. A rank that does not come surfaces at the next
+    /// [`AscendError::Collective`]; those of the runtime. A missing rank surfaces at the next
     /// synchronisation of the stream.
     #[doc(alias = "HcclAllReduce")]
     pub fn all_reduce<M>(&self, of: Span<M>, dtype: SumType) -> Result<Pending<M>>
@@ -274,12 +276,11 @@ impl Communicator {
         Ok(self.pending(of.memory, event))
     }
 
-    /// Writes this rank's part of the sum over all ranks: of `from`, which has a part of
-    /// `to.count` elements for each rank, in their order.
+    /// Queues a reduce-scatter: writes this rank's shard of the sum over all ranks to `to`. `from`
+    /// has a shard of `to.count` elements per rank, in rank order.
     ///
     /// # Errors
-    /// As [`all_reduce`](Self::all_reduce); the spans do not overlap, which is the caller's to see
-    /// to.
+    /// As [`all_reduce`](Self::all_reduce). The caller must ensure that the spans do not overlap.
     #[doc(alias = "HcclReduceScatter")]
     pub fn reduce_scatter<M, N>(
         &self,
@@ -298,7 +299,7 @@ impl Communicator {
         Ok(self.pending((from.memory, to.memory), event))
     }
 
-    /// Writes the elements of all ranks in their order into `to`, which has room for `from.count`
+    /// Queues an all-gather: writes the elements of all ranks to `to` in rank order, `from.count`
     /// of each.
     ///
     /// # Errors
@@ -364,8 +365,8 @@ impl Communicator {
         Ok(memory.pointer() as usize + span.first_byte)
     }
 
-    /// Queues an operation behind what is queued on the device's stream, and the event of its end.
-    /// Nothing is queued for no elements.
+    /// Queues an operation after the work on the device's stream, with an event at its end. Nothing
+    /// is queued without elements.
     fn queue(
         &self,
         operation: Operation,
@@ -453,8 +454,8 @@ impl Drop for Communicator {
     }
 }
 
-/// An operation that is queued, and the memory that it uses. Dropping it lets the device's stream
-/// wait for the operation, not the caller.
+/// A queued operation with its memory. Dropping it makes the device's stream, not the caller, wait
+/// for the operation.
 #[derive(Debug)]
 #[must_use = "what is queued next waits for the operation when this is dropped"]
 pub struct Pending<M> {
@@ -464,10 +465,10 @@ pub struct Pending<M> {
 }
 
 impl<M> Pending<M> {
-    /// Lets the device's stream wait for the operation, and gives the memory back.
+    /// Makes the device's stream wait for the operation and returns the memory.
     ///
     /// # Errors
-    /// The runtime's.
+    /// Those of the runtime.
     pub fn finish(mut self) -> Result<M> {
         self.let_wait()?;
         self.memory
@@ -490,7 +491,7 @@ impl<M> Drop for Pending<M> {
     fn drop(&mut self) {
         let stream = self.stream.clone();
         if let Err(error) = self.let_wait() {
-            // The operation may still use the memory: it is given up.
+            // The operation may still use the memory, so it is leaked.
             std::mem::forget(self.memory.take());
             stream.device().inner.runtime.inner.record(Err(error));
         }

@@ -14,13 +14,13 @@ use crate::sys::{AclRt, aclrtDevAttr, code};
 #[derive(Debug)]
 pub(super) struct DeviceInner {
     pub(super) ordinal: i32,
-    /// How often the device was set, about once a thread: the runtime releases it after as many
-    /// resets.
+    /// The number of times the device was set, about once per thread: the runtime releases it after
+    /// the same number of resets.
     sets: AtomicU32,
     pub(super) counters: Counters,
-    /// Those of the streams, for what the counters do not know.
+    /// The pools of the streams, for values that the counters lack.
     pools: Mutex<Vec<Weak<Mutex<Pool>>>>,
-    /// Held through each call of the collective library: a device makes one at a time.
+    /// Held during each call of the collective library: a device makes one at a time.
     pub(super) collective_calls: Mutex<()>,
     // Last: the device goes before the runtime.
     pub(super) runtime: Runtime,
@@ -93,7 +93,7 @@ impl Drop for DeviceInner {
     }
 }
 
-/// A device of the runtime. Clones share it; it is reset when the last handle on it is gone.
+/// A device of the runtime. Clones share it; it is reset when the last handle is dropped.
 #[derive(Clone, Debug)]
 pub struct Device {
     pub(super) inner: Arc<DeviceInner>,
@@ -149,10 +149,10 @@ impl Device {
         &self.inner.runtime
     }
 
-    /// Product name of the chip, where it can be asked.
+    /// Product name of the chip, if the runtime reports it.
     ///
     /// # Errors
-    /// The runtime's.
+    /// Those of the runtime.
     pub(crate) fn soc_name(&self) -> Result<Option<String>> {
         self.inner.enter()?;
         Ok(result::soc_name(self.inner.rt()))
@@ -161,7 +161,7 @@ impl Device {
     /// A property of the device.
     ///
     /// # Errors
-    /// The runtime's.
+    /// Those of the runtime.
     fn attribute(&self, attribute: aclrtDevAttr) -> Result<i64> {
         self.inner.enter()?;
         result::attribute(
@@ -175,7 +175,7 @@ impl Device {
     /// The properties of the device that tiling needs.
     ///
     /// # Errors
-    /// The runtime's.
+    /// Those of the runtime.
     pub(crate) fn machine(&self) -> Result<Machine> {
         let cores = self.attribute(aclrtDevAttr::VECTOR_CORES)?;
         // Releases and products that do not know one of the others refuse it or answer zero; the
@@ -200,7 +200,7 @@ impl Device {
     /// Free and total bytes of the device's memory, as the runtime sees it.
     ///
     /// # Errors
-    /// The runtime's.
+    /// Those of the runtime.
     pub(crate) fn memory(&self) -> Result<(usize, usize)> {
         self.inner.enter()?;
         result::device_memory(self.inner.rt(), self.inner.library())
@@ -211,15 +211,15 @@ impl Device {
         self.inner.memory_use()
     }
 
-    /// Sets the peaks to what is in use and reserved now.
+    /// Resets the peaks to the bytes currently in use and reserved.
     pub fn reset_peak(&self) {
         self.inner.counters.reset_peak();
     }
 
-    /// A new stream.
+    /// Creates a stream.
     ///
     /// # Errors
-    /// The runtime's.
+    /// Those of the runtime.
     pub fn stream(&self) -> Result<Stream> {
         Stream::create(self.clone())
     }

@@ -20,7 +20,7 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// The end of what is queued on `stream` now.
+    /// Records the end of the work currently queued on `stream`.
     #[doc(alias = "aclrtRecordEvent")]
     pub(super) fn record(stream: &Stream) -> Result<Self> {
         let device = stream.device().clone();
@@ -32,7 +32,7 @@ impl Event {
         Ok(event)
     }
 
-    /// Lets the work that is queued on `stream` from here on wait for this point.
+    /// Makes all work queued later on `stream` wait for this point.
     #[doc(alias = "aclrtStreamWaitEvent")]
     pub(super) fn let_wait(&self, stream: &Stream) -> Result<()> {
         self.device.inner.enter()?;

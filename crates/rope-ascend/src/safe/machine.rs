@@ -42,9 +42,9 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// A machine from the device's attributes. The unified buffer is the architecture's, or what
-    /// the device says if that is less. Without an architecture number that size decides: only
-    /// Ascend 950 reports it.
+    /// Creates a machine from the device's attributes. The unified buffer is the architecture's, or
+    /// the reported size if smaller. Without an architecture number, the reported size decides:
+    /// only Ascend 950 reports it.
     ///
     /// # Errors
     /// [`AscendError::InvalidArgument`] for an architecture that the kernels do not support, or

@@ -64,8 +64,8 @@ impl Module {
     /// The kernel of this name, which runs on `cores` and has `parameters` parameters.
     ///
     /// # Errors
-    /// The runtime's, if there is none; [`NoLaunch`](crate::AscendError::NoLaunch) if the runtime
-    /// cannot launch such a kernel.
+    /// Those of the runtime, if the kernel does not exist;
+    /// [`NoLaunch`](crate::AscendError::NoLaunch) if the runtime cannot launch such a kernel.
     #[doc(alias = "aclrtBinaryGetFunction")]
     pub(crate) fn kernel(&self, name: &CStr, cores: Cores, parameters: usize) -> Result<Kernel> {
         let inner = &self.inner.device.inner;
@@ -86,7 +86,7 @@ impl Module {
 }
 
 impl Kernel {
-    /// How it is launched.
+    /// Its launch method.
     pub(crate) fn way(&self) -> LaunchWay {
         self.way
     }
@@ -97,8 +97,9 @@ impl Kernel {
     /// [`Launch`](crate::AscendError::Launch) if the runtime refuses it.
     ///
     /// # Safety
-    /// - `parameters` are the kernel's, in the order of its declaration and with its sizes; as many
-    ///   as [`Module::kernel`] was told, and it was told the kernel's kind of cores.
+    /// - `parameters` are the kernel's, in the order of its declaration and with its sizes. Their
+    ///   number is that passed to [`Module::kernel`], which was also passed the kernel's kind of
+    ///   cores.
     /// - The device memory that the arguments name belongs to buffers of `stream`, and is large
     ///   enough for what the kernel does with it.
     /// - The module outlives the queued work: it is dropped after a synchronisation of `stream`.

@@ -21,19 +21,19 @@ use crate::loader::Pooling;
 /// The crate's use of a device's memory, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryUse {
-    /// Asked for by live buffers.
+    /// Requested by live buffers.
     pub live_bytes: usize,
     /// Largest `live_bytes` since the start or the last reset.
     pub peak_bytes: usize,
-    /// Held from the runtime: live buffers, rounded up, and cached memory.
+    /// Allocated from the runtime: live buffers, rounded up, and cached memory.
     pub reserved_bytes: usize,
     /// Largest `reserved_bytes` since the start or the last reset.
     pub peak_reserved_bytes: usize,
-    /// Cached for reuse.
+    /// Bytes cached for reuse.
     pub cached_bytes: usize,
-    /// Largest cached piece: a larger buffer makes `reserved_bytes` grow.
+    /// Largest cached piece; a larger buffer increases `reserved_bytes`.
     pub largest_cached_bytes: usize,
-    /// Taken by communicators for themselves, beside `reserved_bytes`.
+    /// Used internally by communicators, in addition to `reserved_bytes`.
     pub communicator_bytes: usize,
 }
 
@@ -112,7 +112,7 @@ unsafe impl Send for Block {}
 // SAFETY: the pointer is a device address, an integer to the host.
 unsafe impl Sync for Block {}
 
-/// Memory as the runtime gave it.
+/// Memory allocated from the runtime.
 #[derive(Debug)]
 pub(super) struct Segment {
     pub(super) pointer: *mut c_void,
@@ -141,21 +141,21 @@ const MIB: usize = 1 << 20;
 /// Offsets of blocks in their segment are multiples of this. The runtime asks for 64 (its
 /// documentation of aclrtMallocAlign32), and frameworks use 512.
 const GRANULE: usize = 512;
-/// Bytes after each block that are nobody's: operators of Atlas A2 and A3 may reach beyond the end
-/// of a tensor by as many (the same documentation).
+/// Unused bytes after each block: operators of Atlas A2 and A3 may access this number of bytes
+/// beyond the end of a tensor (the same documentation).
 const PADDING: usize = 32;
-/// A huge page, of which segments are made.
+/// A huge page; segments consist of these.
 const PAGE: usize = 2 * MIB;
 /// Largest block of a small segment.
 const SMALL: usize = MIB;
 /// A segment for many large blocks.
 const LARGE_SEGMENT: usize = 64 * MIB;
-/// From this size on, a block gets a segment of its own.
+/// From this size on, a block gets a separate segment.
 const OWN_SEGMENT: usize = 32 * MIB;
-/// Largest buffer: what the address space has, with room to round up.
+/// Largest buffer: the address space, with room to round up.
 const LARGEST: usize = isize::MAX as usize - PAGE;
 
-/// The blocks that a segment is for.
+/// The kind of blocks in a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Small,
@@ -171,7 +171,7 @@ impl Kind {
         }
     }
 
-    /// The least size at which the rest of a hole is kept as one.
+    /// The smallest remainder of a hole that is kept as a hole.
     fn least_hole(self) -> usize {
         match self {
             Self::Small => GRANULE,
@@ -192,7 +192,7 @@ impl Pooling {
     }
 }
 
-/// The memory of one stream: what it has given back may be handed out again.
+/// The memory of one stream, with freed blocks available for reuse.
 ///
 /// The pool belongs to one stream: reuse is ordered after the work that used the block before.
 #[derive(Debug, Default)]
@@ -213,8 +213,8 @@ impl Pool {
         }
     }
 
-    /// Sizes of the segment to be asked for, where no hole holds `bytes`: the one that serves later
-    /// blocks too, and the least. None if there can be no such buffer.
+    /// Sizes of the segment to request if no hole holds `bytes`: the size that serves later blocks
+    /// too, and the smallest. `None` if such a buffer is impossible.
     pub(super) fn segment_bytes(&self, bytes: usize) -> Option<[usize; 2]> {
         let block = self.pooling.block_bytes(bytes)?;
         if self.pooling == Pooling::Blocks {
@@ -225,9 +225,9 @@ impl Pool {
         Some([if shared { LARGE_SEGMENT } else { least }, least])
     }
 
-    /// True if a segment of `bytes` is better asked for after [`take_whole`](Self::take_whole): it
-    /// would make the device's reserved memory larger than ever, and whole segments worth the wait
-    /// are free.
+    /// True if a segment of `bytes` is better requested after [`take_whole`](Self::take_whole): it
+    /// would raise the device's reserved memory to a new peak, and enough whole segments are free
+    /// to justify the wait.
     pub(super) fn should_shrink(&self, bytes: usize, counters: &Counters) -> bool {
         let memory = counters.read();
         let free: usize = self.whole.iter().map(|(bytes, _)| bytes).sum();
@@ -256,7 +256,7 @@ impl Pool {
         self.cut(segment?, block, counters)
     }
 
-    /// Adds a segment that the runtime gave, and takes a block for `bytes` from it.
+    /// Adds a segment from the runtime and takes a block for `bytes` from it.
     pub(super) fn grow(
         &mut self,
         pointer: *mut c_void,

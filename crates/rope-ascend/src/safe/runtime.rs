@@ -90,10 +90,10 @@ pub struct Runtime {
 }
 
 impl Runtime {
-    /// Opens the vendor's libraries, in `folder` if one is given, and initialises the runtime.
+    /// Opens the vendor's libraries, in `folder` if given, and initialises the runtime.
     ///
     /// # Errors
-    /// [`AscendError::Load`] where there is no CANN, else the runtime's.
+    /// [`AscendError::Load`] if CANN is missing, otherwise those of the runtime.
     pub fn open(folder: Option<&Path>) -> Result<Self> {
         Self::start(Api::open(folder)?)
     }
@@ -101,7 +101,7 @@ impl Runtime {
     /// Initialises the runtime of `api`, for example the simulator's.
     ///
     /// # Errors
-    /// The runtime's.
+    /// Those of the runtime.
     #[doc(alias = "aclInit")]
     pub fn start(api: Api) -> Result<Self> {
         let mut runtimes = in_use();
@@ -134,10 +134,10 @@ impl Runtime {
         &self.inner.api
     }
 
-    /// Version of the runtime, where it can be asked.
+    /// Version of the runtime, if it reports one.
     ///
     /// # Errors
-    /// The runtime's.
+    /// Those of the runtime.
     pub(crate) fn version(&self) -> Result<Option<(i32, i32, i32)>> {
         self.inner.earlier_failure()?;
         result::version(&self.inner.api.rt)
@@ -146,37 +146,38 @@ impl Runtime {
     /// Number of devices.
     ///
     /// # Errors
-    /// The runtime's.
+    /// Those of the runtime.
     pub fn device_count(&self) -> Result<u32> {
         self.inner.earlier_failure()?;
         result::device_count(&self.inner.api.rt)
     }
 
-    /// The device of number `ordinal`.
+    /// Opens device `ordinal`.
     ///
     /// # Errors
-    /// The runtime's.
+    /// Those of the runtime.
     pub fn device(&self, ordinal: u32) -> Result<Device> {
         Device::open(self.clone(), ordinal)
     }
 
-    /// The device that the calling thread has set, in a process where something else, as another
-    /// framework, owns it: context and device of the thread stay as they are. A thread on which it
-    /// is not current sets it, at its first call, and that is undone with the last handle.
+    /// Returns the calling thread's current device, in a process where other code, such as another
+    /// framework, owns it. Context and device of the thread do not change. A thread with a
+    /// different current device sets this one at its first call; dropping the last handle undoes
+    /// that.
     ///
     /// # Errors
-    /// [`AscendError::InvalidArgument`] if the thread has set none.
+    /// [`AscendError::InvalidArgument`] if the thread has set no device.
     #[doc(alias = "aclrtGetDevice")]
     pub fn current_device(&self) -> Result<Device> {
         Device::current(self.clone())
     }
 
-    /// Ends the runtime, unless the process has started it more than once and uses it still, and
-    /// reports the first failure of any teardown.
+    /// Ends the runtime and reports the first failure of any teardown. If the process has started
+    /// the runtime more than once and still uses it, it stays open.
     ///
     /// # Errors
-    /// [`AscendError::StillInUse`] while other handles are alive; a recorded failure; the
-    /// runtime's.
+    /// [`AscendError::StillInUse`] while other handles are alive; a recorded failure; those of the
+    /// runtime.
     #[doc(alias = "aclFinalize")]
     pub fn close(self) -> Result<()> {
         let inner = Arc::try_unwrap(self.inner).map_err(|inner| AscendError::StillInUse {

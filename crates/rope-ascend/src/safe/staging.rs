@@ -2,7 +2,7 @@
 
 use super::pinned::PinnedBuffer;
 
-/// Most bytes in queued copies; beyond it an upload waits for the stream.
+/// The limit on bytes in queued copies; beyond it, an upload waits for the stream.
 const LIMIT_BYTES: usize = 64 << 20;
 
 /// Smallest block.
@@ -42,7 +42,7 @@ impl Staging {
         self.in_flight.push(block);
     }
 
-    /// Gives the free blocks up.
+    /// Releases the free blocks.
     pub(super) fn free(&mut self) -> Vec<PinnedBuffer> {
         std::mem::take(&mut self.free)
     }

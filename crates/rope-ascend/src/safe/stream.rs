@@ -54,7 +54,7 @@ impl StreamInner {
 
     /// Waits for the stream's work; the device is current.
     fn wait(&self) -> Result<()> {
-        // Taken before the wait: what comes during it may still be waited for after it.
+        // Taken before the wait: events added during the wait may still be needed after it.
         let mut passed = std::mem::take(&mut *self.retired());
         // Held through the wait, so that no copy is queued between it and `passed`.
         let mut staging = self.staging();
@@ -73,7 +73,8 @@ impl StreamInner {
     /// Waits for the stream's work and frees the segments of which nothing was in use before; the
     /// device is current. After a failed wait they stay cached.
     fn free_cached(&self) -> Result<()> {
-        // Taken before the wait: what another thread gives back during it may still be in use.
+        // Taken before the wait: memory that another thread frees during the wait may still be in
+        // use.
         let segments = self.pool().take_whole(&self.device.inner.counters);
         if let Err(error) = self.wait() {
             self.pool().restore(segments, &self.device.inner.counters);
@@ -103,7 +104,7 @@ impl StreamInner {
     /// allocation tried once more.
     pub(super) fn block(&self, bytes: usize) -> Result<Block> {
         let counters = &self.device.inner.counters;
-        // A cached block is had without a call of the runtime.
+        // A cached block needs no call of the runtime.
         if let Some(block) = self.pool().take(bytes, counters) {
             return Ok(block);
         }
@@ -123,7 +124,7 @@ impl StreamInner {
         block.ok_or_else(too_large)
     }
 
-    /// New memory of the first size, or of the second where there is not as much; the device is
+    /// New memory of the first size, or of the second if the first is not available; the device is
     /// current.
     fn segment(&self, bytes: usize, least_bytes: usize) -> Result<(*mut c_void, usize)> {
         let inner = &self.device.inner;
@@ -173,7 +174,7 @@ impl Drop for StreamInner {
             let waited = self
                 .wait()
                 .or_else(|error| if reported { Ok(()) } else { Err(error) });
-            // A stream whose wait failed runs nothing more that could wait for one.
+            // A stream after a failed wait runs no more work that could wait for an event.
             self.retired().clear();
             // All of them: buffers hold the stream, so none is left.
             let segments = self.pool().take_whole(&inner.counters);
@@ -192,8 +193,8 @@ impl Drop for StreamInner {
 
 /// A queue of work on a device, with its own pool of device memory. Clones share it.
 ///
-/// Work runs in the order in which it was queued, later than the calls that queue it; its errors
-/// come out of the next synchronisation. A buffer is used on the stream that made it.
+/// Work runs asynchronously, in queue order; the next synchronisation returns its errors. A buffer
+/// is used on the stream that allocated it.
 #[derive(Clone, Debug)]
 pub struct Stream {
     pub(super) inner: Arc<StreamInner>,
@@ -221,12 +222,13 @@ impl Stream {
         }
     }
 
-    /// A stream that something else owns, as another framework's current one. Work is queued
-    /// between its owner's; the stream is never destroyed here. Buffers made on it come from a pool
-    /// of their own, and return to the device with the last handle, which waits for the stream.
+    /// Borrows a stream with another owner, such as another framework's current stream. Work is
+    /// interleaved with the owner's, and the handle never destroys the stream. Its buffers come
+    /// from a separate pool and return to the device with the last handle, which waits for the
+    /// stream.
     ///
     /// # Safety
-    /// `raw` is a stream of `device`, and lives as long as this handle, its clones and what was made
+    /// `raw` is a stream of `device`, and outlives this handle, its clones and everything created
     /// with them.
     pub unsafe fn borrowed(device: &Device, raw: aclrtStream) -> Self {
         Self::new(raw, false, device.clone())
@@ -245,7 +247,7 @@ impl Stream {
     /// Waits until all queued work is done.
     ///
     /// # Errors
-    /// [`AscendError::Execution`] if some of it failed, else the runtime's.
+    /// [`AscendError::Execution`] if some of it failed, otherwise those of the runtime.
     #[doc(alias = "aclrtSynchronizeStream")]
     pub fn synchronize(&self) -> Result<()> {
         self.inner.device.inner.enter()?;
@@ -255,7 +257,7 @@ impl Stream {
     /// Returns cached memory to the device, and pinned memory to the host.
     ///
     /// # Errors
-    /// As [`Self::synchronize`]; the runtime's.
+    /// As [`Self::synchronize`]; those of the runtime.
     pub fn trim(&self) -> Result<()> {
         self.inner.device.inner.enter()?;
         let freed = self.inner.free_cached();
@@ -263,15 +265,15 @@ impl Stream {
         freed
     }
 
-    /// A buffer of `len` elements whose contents are not defined.
+    /// Allocates a buffer of `len` elements with undefined contents.
     ///
     /// # Errors
-    /// [`AscendError::OutOfMemory`], else the runtime's.
+    /// [`AscendError::OutOfMemory`], otherwise those of the runtime.
     pub fn alloc<T: Element>(&self, len: usize) -> Result<DeviceBuffer<T>> {
         DeviceBuffer::new(self.clone(), len)
     }
 
-    /// A buffer of `len` zeros.
+    /// Allocates a buffer of `len` zeros.
     ///
     /// # Errors
     /// As [`Self::alloc`].
@@ -295,7 +297,7 @@ impl Stream {
         Ok(buffer)
     }
 
-    /// A buffer that holds a copy of `values`. Returns when the copy is made.
+    /// Allocates a buffer and copies `values` to it. Returns when the copy is complete.
     ///
     /// # Errors
     /// As [`Self::alloc`] and [`Self::synchronize`].
@@ -305,9 +307,9 @@ impl Stream {
         Ok(buffer)
     }
 
-    /// A buffer that holds a copy of `bytes`. Returns when they are copied to pinned memory; the
-    /// copies to the device, one for each 16 MiB, are queued. Waits for the stream when 64 MiB are
-    /// in queued copies.
+    /// Allocates a buffer and queues a copy of `bytes` to it. Returns when they are in pinned
+    /// memory; the copies to the device, one per 16 MiB, are queued. Waits for the stream when 64
+    /// MiB are in queued copies.
     ///
     /// # Errors
     /// As [`Self::alloc`] and [`Self::synchronize`].
@@ -322,7 +324,7 @@ impl Stream {
         Ok(buffer)
     }
 
-    /// Queues a copy of `piece` to `target`, as many bytes in a buffer of this stream.
+    /// Queues a copy of `piece` to `target`, which has the same length in a buffer of this stream.
     fn queue_piece(&self, target: *mut c_void, piece: &[u8]) -> Result<()> {
         self.make_current()?;
         if self.inner.staging().is_full() {
@@ -353,11 +355,11 @@ impl Stream {
     }
 
     /// Overwrites `buffer` with `values`, after the work queued before. Returns when the copy is
-    /// made.
+    /// complete.
     ///
     /// # Errors
-    /// [`AscendError::InvalidArgument`] if the lengths differ or the buffer is another stream's;
-    /// else as [`Self::synchronize`].
+    /// [`AscendError::InvalidArgument`] if the lengths differ or the buffer belongs to another
+    /// stream; otherwise as [`Self::synchronize`].
     #[doc(alias = "aclrtMemcpy")]
     pub fn write<T: Element>(&self, buffer: &mut DeviceBuffer<T>, values: &[T]) -> Result<()> {
         self.same_length("write", buffer.len(), values.len())?;
@@ -371,7 +373,8 @@ impl Stream {
         )
     }
 
-    /// Copies `buffer` into `values`, after the work queued before. Returns when the copy is made.
+    /// Copies `buffer` into `values`, after the work queued before. Returns when the copy is
+    /// complete.
     ///
     /// # Errors
     /// As [`Self::write`].
@@ -381,7 +384,7 @@ impl Stream {
         self.read_from(buffer, 0, values)
     }
 
-    /// As [`Self::read`], for the elements from `first` on, as many as `values` holds.
+    /// As [`Self::read`], for `values.len()` elements from `first` on.
     ///
     /// # Errors
     /// As [`Self::write`].
@@ -409,7 +412,7 @@ impl Stream {
         )
     }
 
-    /// The contents of `buffer`.
+    /// Copies the contents of `buffer` to a new vector.
     ///
     /// # Errors
     /// As [`Self::read`].
@@ -451,7 +454,7 @@ impl Stream {
     /// Loads a binary of vector kernels.
     ///
     /// # Errors
-    /// The runtime's.
+    /// Those of the runtime.
     pub(crate) fn load(&self, binary: &[u8]) -> Result<Module> {
         Module::load(self.inner.device.clone(), binary)
     }
@@ -471,12 +474,12 @@ impl Stream {
         self.inner.device.inner.teardown(|| self.inner.wait());
     }
 
-    /// Keeps events until work that was queued on the stream and waits for them is done.
+    /// Keeps events until all queued work that waits for them is done.
     pub(super) fn retire<const N: usize>(&self, events: [Event; N]) {
         self.inner.retired().extend(events);
     }
 
-    /// Refuses memory that another stream made.
+    /// Rejects memory of another stream.
     pub(crate) fn owns(&self, operation: &'static str, memory: &DeviceMemory) -> Result<()> {
         if self.is(memory.stream()) {
             return Ok(());

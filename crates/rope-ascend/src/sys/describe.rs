@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_void};
 
 /// The C spelling of a type of the interface.
 pub trait CType {
-    /// The type as a C declaration spells it.
+    /// The type's spelling in a C declaration.
     fn c() -> String;
 }
 
@@ -80,7 +80,7 @@ pub fn constants() -> Vec<(&'static str, i64)> {
     super::types::all_constants()
 }
 
-/// Every structure that crosses the interface.
+/// Every structure of the interface.
 pub fn records() -> Vec<Record> {
     super::types::all_records()
 }

@@ -32,7 +32,7 @@ pub use types::*;
 
 use std::ffi::{CStr, c_void};
 
-/// Gives the address of a symbol, or null where there is none.
+/// Returns the address of a symbol, or null if there is none.
 pub type Resolve<'a> = dyn FnMut(&CStr) -> *const c_void + 'a;
 
 /// Declares a table of C functions: a structure of function pointers, its loader, and the list of

@@ -16,13 +16,13 @@ pub type aclrtEvent = *mut c_void;
 pub type aclrtBinHandle = *mut c_void;
 /// A kernel in a loaded binary.
 pub type aclrtFuncHandle = *mut c_void;
-/// The argument list of a launch, one for each thread.
+/// The argument list of a launch, one per thread.
 pub type aclrtArgsHandle = *mut c_void;
 /// An argument in such a list.
 pub type aclrtParamHandle = *mut c_void;
 /// A program of the run-time compiler.
 pub type aclrtcProg = *mut c_void;
-/// One rank's end of a group of devices that communicate.
+/// One rank's handle on a group of communicating devices.
 pub type HcclComm = *mut c_void;
 
 macro_rules! opaque {
@@ -50,7 +50,7 @@ opaque! {
     aclTensorList,
     /// A planned operator call.
     aclOpExecutor,
-    /// The attributes of a launch, of which we give none.
+    /// The attributes of a launch; this crate passes none.
     aclrtLaunchKernelCfg,
 }
 
@@ -83,7 +83,7 @@ macro_rules! enumerations {
 enumerations! {
     /// Page size of device memory.
     aclrtMemMallocPolicy {
-        /// Huge pages, ordinary ones where there are none left.
+        /// Huge pages; ordinary pages if none are left.
         HUGE_FIRST = 0 as "ACL_MEM_MALLOC_HUGE_FIRST",
     }
     /// Direction of a copy.
@@ -157,7 +157,7 @@ enumerations! {
         /// bfloat16.
         BF16 = 11 as "HCCL_DATA_TYPE_BFP16",
     }
-    /// How the elements of the ranks are combined.
+    /// The reduction of the ranks' elements.
     HcclReduceOp {
         /// By their sum.
         SUM = 0 as "HCCL_REDUCE_SUM",
@@ -182,8 +182,8 @@ enumerations! {
 }
 
 impl aclDataType {
-    /// Bytes of one element. A type that is not listed here counts as the widest that there is
-    /// (`ACL_COMPLEX128`), so that no operator is given less memory than it reads.
+    /// Bytes of one element. A type not listed here counts as the widest (`ACL_COMPLEX128`), so
+    /// that no operator receives less memory than it reads.
     pub(crate) fn bytes(self) -> usize {
         match self {
             Self::DOUBLE | Self::INT64 | Self::UINT64 => 8,
@@ -195,13 +195,13 @@ impl aclDataType {
     }
 }
 
-/// How matrix products of 32-bit floats are computed. Not in the runtime's headers.
+/// The precision of matrix products of 32-bit floats. Not in the runtime's headers.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CubeMath(pub i8);
 
 impl CubeMath {
-    /// In the type of the operands.
+    /// Computes in the type of the operands.
     pub const KEEP_DTYPE: Self = Self(0);
 }
 
@@ -215,7 +215,7 @@ pub mod code {
         )*) => {
             $( #[doc = $meaning] pub const $name: i32 = $number; )*
 
-            /// The meaning of `code`, where it is one of those known here.
+            /// The meaning of `code`, if known here.
             pub fn meaning(code: i32) -> &'static str {
                 match code {
                     $( $number => $meaning, )*
@@ -237,7 +237,7 @@ pub mod code {
         };
     }
 
-    /// An operator argument is outside what the operator accepts. Not in the runtime's headers.
+    /// An invalid operator argument. Not in the runtime's headers.
     pub const OPERATOR_PARAM_INVALID: i32 = 161_002;
 
     codes! {
@@ -322,7 +322,7 @@ structures! {
         /// Number of options.
         count: usize as "numOpt",
     } size 16 align 8
-    /// By what the ranks of a communicator find each other.
+    /// The rendezvous data of a communicator's ranks.
     HcclRootInfo {
         /// Bytes that only the library reads.
         internal: [c_char; HCCL_ROOT_INFO_BYTES] as "internal",
@@ -340,7 +340,7 @@ structures! {
         buffer_mb: u32 as "hcclBufferSize",
         /// 1 if sums are taken in a fixed order.
         deterministic: u32 as "hcclDeterministic",
-        /// Its name; empty for one that the library makes.
+        /// Its name; empty for a generated name.
         name: [c_char; 128] as "hcclCommName",
         /// A text for messages.
         udi: [c_char; 128] as "hcclUdi",

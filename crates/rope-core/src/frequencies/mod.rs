@@ -14,7 +14,8 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Result, RopeError};
 use crate::limits::MAX_HEAD_DIM;
 
-/// The frequencies of a rotary embedding: `theta` and how it is scaled, or a list; validated once.
+/// The frequencies of a rotary embedding: `theta` with a scaling, or a list. They are validated
+/// once.
 ///
 /// # Examples
 /// ```
@@ -37,7 +38,7 @@ pub struct Frequencies {
     values: Values,
 }
 
-/// The contents of a [`Frequencies`], also of its serialized form, before they have been checked.
+/// The contents of a [`Frequencies`] and of its serialized form, before validation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 enum Values {
@@ -63,7 +64,7 @@ impl From<Frequencies> for Values {
 }
 
 impl Frequencies {
-    /// Frequencies of the base `theta`, without scaling.
+    /// Creates frequencies with the base `theta`, without scaling.
     ///
     /// # Errors
     /// [`RopeError::Theta`] if `theta` is not finite and above 0.
@@ -76,23 +77,23 @@ impl Frequencies {
         Ok(Self { values })
     }
 
-    /// These frequencies, one per lane of [`AxisLayout::Single`](crate::AxisLayout) and its like,
-    /// or any number that [`AxisLayout::Lanes`](crate::AxisLayout) picks from.
+    /// Takes a list of frequencies: one per lane, or any number with
+    /// [`AxisLayout::Lanes`](crate::AxisLayout), which selects from the list.
     ///
-    /// A lane of frequency 0 does not rotate; one of a negative frequency turns the other way, as all
-    /// lanes of nanochat do.
+    /// A lane of frequency 0 does not rotate; one of negative frequency rotates in the opposite
+    /// direction, as all lanes of nanochat do.
     ///
     /// # Units
     /// radians per token, or per unit of real positions
     /// # Errors
-    /// [`RopeError::Frequency`] if one is NaN, or too large for finite angles.
+    /// [`RopeError::Frequency`] if a frequency is NaN or too large for finite angles.
     pub fn listed(inv_freq: Vec<f64>) -> Result<Self> {
         expect_finite_angles(&inv_freq)?;
         let values = Values::List { inv_freq };
         Ok(Self { values })
     }
 
-    /// The same base under another scaling.
+    /// Sets the scaling and keeps the base.
     ///
     /// # Errors
     /// [`RopeError::ScalingParameter`] if a parameter is outside its range;
@@ -106,7 +107,7 @@ impl Frequencies {
         Ok(Self { values })
     }
 
-    /// The base of the geometric progression of wavelengths; none of a list.
+    /// The base of the geometric progression of wavelengths; `None` for a list.
     pub fn theta(&self) -> Option<f64> {
         match &self.values {
             Values::Progression { theta, .. } => Some(*theta),
@@ -114,7 +115,7 @@ impl Frequencies {
         }
     }
 
-    /// The context-extension scaling; [`Scaling::Default`] of a list.
+    /// The context-extension scaling; [`Scaling::Default`] for a list.
     pub fn scaling(&self) -> &Scaling {
         match &self.values {
             Values::Progression { scaling, .. } => scaling,
@@ -122,7 +123,7 @@ impl Frequencies {
         }
     }
 
-    /// How many are listed.
+    /// The number of listed frequencies.
     pub(crate) fn listed_count(&self) -> Option<usize> {
         match &self.values {
             Values::Progression { .. } => None,
@@ -132,9 +133,9 @@ impl Frequencies {
 
     /// Inverse frequencies of a rotation over `dims` channels: `dims / 2` values, fastest first.
     ///
-    /// `seq_len` is the length of the sequence that is rotated. Only [`Scaling::Dynamic`] and
-    /// [`Scaling::LongRope`] look at it; without it they take the frequencies of a sequence that
-    /// fits the original context, as Hugging Face transformers does when it builds a model.
+    /// `seq_len` is the length of the rotated sequence. Only [`Scaling::Dynamic`] and
+    /// [`Scaling::LongRope`] read it. Without it, they use the frequencies of a sequence that fits
+    /// the original context, as Hugging Face transformers does when it builds a model.
     ///
     /// # Units
     /// radians per token; `seq_len` in tokens
@@ -142,12 +143,12 @@ impl Frequencies {
     /// f64 throughout
     /// # Errors
     /// [`RopeError::HeadDim`] if `dims` is above [`MAX_HEAD_DIM`](crate::MAX_HEAD_DIM);
-    /// [`RopeError::OddRotaryDim`] if it is odd or 0; [`RopeError::FactorCount`] if a list of
-    /// LongRoPE does not hold `dims / 2` factors; [`RopeError::FrequencyCount`] if a list of
-    /// frequencies is of another length; [`RopeError::Frequency`] if theta or a scaling's
-    /// parameters are too extreme for finite angles.
+    /// [`RopeError::OddRotaryDim`] if it is odd or 0; [`RopeError::FactorCount`] if a LongRoPE list
+    /// does not hold `dims / 2` factors; [`RopeError::FrequencyCount`] if a list of frequencies has
+    /// a different length; [`RopeError::Frequency`] if theta or a scaling's parameters are too
+    /// extreme for finite angles.
     pub fn inv_freq(&self, dims: usize, seq_len: Option<u64>) -> Result<Vec<f64>> {
-        // Before anything is allocated for them.
+        // Checked before anything is allocated.
         if dims > MAX_HEAD_DIM {
             return Err(RopeError::HeadDim {
                 found: dims,
@@ -174,9 +175,9 @@ impl Frequencies {
         }
     }
 
-    /// The factor on cos and sin that goes with the scaling: 1 except under YaRN and LongRoPE.
+    /// The factor on cos and sin that the scaling implies: 1 except under YaRN and LongRoPE.
     ///
-    /// It multiplies the rotated values, and so their gradients, once each for q and k.
+    /// It multiplies the rotated values of q and of k, and their gradients, once each.
     pub fn attention_scaling(&self) -> f64 {
         self.scaling().attention_scaling()
     }
@@ -190,10 +191,10 @@ impl Frequencies {
     }
 }
 
-/// The highest frequency: its product with any position, summed over any axes, is finite.
+/// The highest frequency for which the product with any position, summed over all axes, is finite.
 const MAX_FREQUENCY: f64 = 1e280;
 
-/// Refuses frequencies at which the angle of some position is not finite.
+/// Rejects frequencies that give any position a non-finite angle.
 pub(crate) fn expect_finite_angles(inv_freq: &[f64]) -> Result<()> {
     let refused = |value: &f64| !(-MAX_FREQUENCY..=MAX_FREQUENCY).contains(value);
     match inv_freq.iter().position(refused) {

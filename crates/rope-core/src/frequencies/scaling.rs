@@ -6,15 +6,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Result, RopeError};
 
-/// How the frequencies are changed so that a model reaches past the context it was first trained
-/// on.
+/// A change of the frequencies that extends a model beyond its original training context.
 ///
 /// Serialized under the names of Hugging Face's `rope_type`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "rope_type", rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum Scaling {
-    /// The frequencies as they are.
+    /// Unchanged frequencies.
     #[default]
     Default,
     /// Every frequency divided by `factor` (position interpolation).
@@ -50,8 +49,8 @@ pub enum Scaling {
     LongRope(LongRopeScaling),
     /// Llama 3.1: frequencies kept, interpolated or blended by their wavelength.
     Llama3(Llama3Scaling),
-    /// Gemma 4: the first `partial_rotary_factor` of the pairs rotate, with exponents over the whole
-    /// head; the others have frequency 0.
+    /// Gemma 4: the first `partial_rotary_factor` of the pairs rotate, with exponents over the
+    /// whole head. The other pairs have frequency 0.
     Proportional {
         /// Share of the pairs that rotate, in (0, 1\].
         partial_rotary_factor: f64,
@@ -71,24 +70,26 @@ pub struct YarnScaling {
     pub factor: f64,
     /// Length of the original context, in tokens.
     pub original_max_position_embeddings: u64,
-    /// Turns within the original context from which a frequency is kept as it is. Usually 32.
+    /// Rotations within the original context at and above which a frequency is unchanged. Usually
+    /// 32.
     pub beta_fast: f64,
-    /// Turns within the original context up to which a frequency is divided by `factor`. Usually 1.
+    /// Rotations within the original context up to which a frequency is divided by `factor`.
+    /// Usually 1.
     pub beta_slow: f64,
-    /// True if the ends of the ramp are rounded outwards to whole pairs. Usually true; gpt-oss says
-    /// false.
+    /// True if the ends of the ramp are rounded outwards to whole pairs. Usually true; false for
+    /// gpt-oss.
     pub truncate: bool,
-    /// Attention scaling, where the configuration states it.
+    /// Attention scaling, if the configuration states it.
     pub attention_factor: Option<f64>,
-    /// Together with `mscale_all_dim`: attention scaling is the ratio of their temperatures.
+    /// With `mscale_all_dim`, sets the attention scaling to the ratio of the two temperatures.
     pub mscale: Option<f64>,
     /// See `mscale`.
     pub mscale_all_dim: Option<f64>,
 }
 
 impl YarnScaling {
-    /// YaRN with the constants of the paper: `beta_fast` 32, `beta_slow` 1, ramp rounded to whole
-    /// pairs.
+    /// Creates YaRN parameters with the paper's constants: `beta_fast` 32, `beta_slow` 1, ramp
+    /// rounded to whole pairs.
     pub fn new(factor: f64, original_max_position_embeddings: u64) -> Self {
         Self {
             factor,
@@ -118,7 +119,7 @@ impl YarnScaling {
     /// by `factor`.
     fn interpolation(&self, pairs: usize, theta: f64) -> impl Fn(usize) -> f64 {
         let dims = (2 * pairs) as f64;
-        // The (fractional) pair that makes `turns` turns within the original context.
+        // The (fractional) pair with `turns` rotations within the original context.
         let pair_of = |turns: f64| {
             dims * (self.original_max_position_embeddings as f64 / (turns * TAU)).ln()
                 / (2.0 * theta.ln())
@@ -142,7 +143,7 @@ impl YarnScaling {
 /// (Phi-3), <https://arxiv.org/abs/2404.14219>
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LongRopeScaling {
-    /// Divisor of each frequency while the sequence fits the original context.
+    /// Divisor of each frequency for sequences that fit the original context.
     pub short_factor: Vec<f64>,
     /// Divisor of each frequency for longer sequences.
     pub long_factor: Vec<f64>,
@@ -151,7 +152,7 @@ pub struct LongRopeScaling {
     /// Stretch of the context, above 0; sets the attention scaling `sqrt(1 + ln factor / ln
     /// original)`.
     pub factor: f64,
-    /// Attention scaling, where the configuration states it.
+    /// Attention scaling, if the configuration states it.
     pub attention_factor: Option<f64>,
 }
 
@@ -181,10 +182,10 @@ impl LongRopeScaling {
 pub struct Llama3Scaling {
     /// Divisor of the slow frequencies, above 0.
     pub factor: f64,
-    /// Turns within the original context below which a frequency is divided by `factor`.
+    /// Rotations within the original context below which a frequency is divided by `factor`.
     pub low_freq_factor: f64,
-    /// Turns within the original context above which a frequency is kept; at least
-    /// `low_freq_factor`. Where the two are equal, as in Llama 4 Scout, nothing is blended.
+    /// Rotations within the original context above which a frequency is unchanged; at least
+    /// `low_freq_factor`. If the two are equal, as in Llama 4 Scout, no frequency is blended.
     pub high_freq_factor: f64,
     /// Length of the original context, in tokens.
     pub original_max_position_embeddings: u64,
@@ -213,7 +214,7 @@ impl Scaling {
         }
     }
 
-    /// Multiplies each unscaled frequency by what this scaling makes of it.
+    /// Multiplies each unscaled frequency by its multiplier under this scaling.
     pub(super) fn apply(
         &self,
         inv_freq: &mut [f64],
@@ -221,8 +222,8 @@ impl Scaling {
         seq_len: Option<u64>,
     ) -> Result<()> {
         let pairs = inv_freq.len();
-        // theta * ratio^(dims / (dims - 2)) lengthens the slowest wavelength by `ratio` and leaves
-        // the fastest alone. A single pair is the fastest one.
+        // theta * ratio^(dims / (dims - 2)) lengthens the slowest wavelength by `ratio` and keeps
+        // the fastest. A single pair is the fastest one.
         let ntk = |ratio: f64| {
             move |pair: usize, _| ratio.powf(-(pair as f64) / (pairs - 1).max(1) as f64)
         };
@@ -254,7 +255,7 @@ impl Scaling {
                 let turns = llama3.original_max_position_embeddings as f64 * inv_freq / TAU;
                 let (low, high) = (llama3.low_freq_factor, llama3.high_freq_factor);
                 let keep = if turns < high {
-                    // Without a band, slow turns reach minus infinity here, and never 0 / 0.
+                    // Without a band, low rotation counts give minus infinity here, never 0 / 0.
                     ((turns - low) / (high - low)).max(0.0)
                 } else {
                     1.0

@@ -18,17 +18,17 @@ use crate::lanes::AxisLayout;
 use crate::spec::{Pairing, RotarySpec};
 
 impl RotarySpec {
-    /// The rotation of a model's language decoder, from the text of its `config.json`.
+    /// Reads the rotation of a model's language decoder from the text of its `config.json`.
     ///
     /// Reads the spellings of transformers 4 (`rope_scaling`, `type`) and 5 (`rope_parameters`,
     /// `rope_type`), nested configurations (`text_config`, `thinker_config`), and the diffusers
     /// configurations of Flux, Wan and HunyuanVideo.
     ///
     /// # Errors
-    /// [`ConfigError`] if the configuration is broken, incomplete or contradicts itself, if the
+    /// [`ConfigError`] if the configuration is invalid, incomplete or contradicts itself, if the
     /// model is unknown, or if its layers rotate differently ([`ConfigError::SeveralRotations`]:
     /// use [`LayerSpecs::from_hf_config`]); the errors of [`Frequencies`](crate::Frequencies) and
-    /// of the specification for values out of range.
+    /// of the specification if a value is out of range.
     ///
     /// # Examples
     /// ```
@@ -48,12 +48,12 @@ impl RotarySpec {
         LayerSpecs::from_hf_config(json)?.into_single()
     }
 
-    /// The rotation of a model's vision tower, from the text of its `config.json` or of the
+    /// Reads the rotation of a model's vision tower from the text of its `config.json`, or of the
     /// `vision_config` in it.
     ///
     /// # Errors
-    /// As [`from_hf_config`](Self::from_hf_config); [`ConfigError::UnknownModelType`] also for a
-    /// tower that does not rotate.
+    /// As [`from_hf_config`](Self::from_hf_config); [`ConfigError::UnknownModelType`] also if the
+    /// tower does not rotate.
     pub fn from_hf_vision_config(json: &str) -> Result<Self> {
         let value = parse_config(json)?;
         let levels = nested(&value, &[WHOLE[0], WHOLE[1], VISION])?;
@@ -85,10 +85,10 @@ impl RotarySpec {
         build(family, config, config, &parameters, head_dim, share)
     }
 
-    /// The rotation that `rope_parameters` state for one component of a model, as golden vectors
-    /// and dumps record it.
+    /// Reads the rotation of one component of a model from its `rope_parameters`, as golden vectors
+    /// and dumps record them.
     ///
-    /// `model_type` is Hugging Face's, of the model or of the component (`qwen3_vl`,
+    /// `model_type` is the Hugging Face model type of the model or of the component (`qwen3_vl`,
     /// `qwen3_vl_text`).
     ///
     /// # Errors
@@ -128,14 +128,14 @@ impl RotarySpec {
 }
 
 impl LayerSpecs {
-    /// The rotations of a model's language decoder, layer by layer, from the text of its
+    /// Reads the rotation of each layer of a model's language decoder from the text of its
     /// `config.json`.
     ///
-    /// Gemma 3 and 4 and OLMo 3 rotate local and global layers by different frequencies; Llama 4,
-    /// SmolLM3 and Command R7B leave some layers unrotated, and so do linear-attention hybrids.
+    /// Gemma 3 and 4 and OLMo 3 rotate local and global layers by different frequencies. Llama 4,
+    /// SmolLM3, Command R7B and linear-attention hybrids leave some layers unrotated.
     ///
     /// # Errors
-    /// As [`RotarySpec::from_hf_config`], [`ConfigError::SeveralRotations`] excepted.
+    /// As [`RotarySpec::from_hf_config`], except [`ConfigError::SeveralRotations`].
     pub fn from_hf_config(json: &str) -> Result<Self> {
         let value = parse_config(json)?;
         let levels = nested(&value, &[WHOLE[0], WHOLE[1], TEXT])?;
@@ -183,7 +183,8 @@ impl LayerSpecs {
     }
 }
 
-/// Channels of the heads of full layers, where they are others: one number for all of them.
+/// Channels of the heads of full layers, if they differ from those of other layers: one number for
+/// all full layers.
 fn full_head_dim(family: &Family, config: &Fields) -> Result<Option<usize>> {
     let Some(layers) = config.object("per_layer_config")? else {
         return Ok(config.size("global_head_dim")?.or(family.full_head_dim));
@@ -240,7 +241,7 @@ fn head_dim(family: &Family, config: &Fields, widths: &[&str]) -> Result<usize, 
     Ok(width / heads)
 }
 
-/// Channels of the head that rotate, from whichever key of `share` states them.
+/// Rotated channels of the head, from the key of `share` that states them.
 fn rotary_dim(
     family: &Family,
     config: &Fields,
@@ -271,14 +272,14 @@ fn rotary_dim(
             stated.push((config.says(key, share), share));
         }
     }
-    // The head is already the rotated part where the model has a head of its own for it.
+    // Where the model has a separate rotary head, that head is the rotated part.
     let channels = config.size(channels_key)?;
     if let Some(channels) = channels.filter(|_| read_keys.contains(&channels_key)) {
         let share = channels as f64 / head_dim as f64;
         let shown = format!("{channels} of head_dim {head_dim}");
         stated.push((config.says(channels_key, shown), share));
     }
-    // Where a part of the head of its own rotates, the share is of the whole head.
+    // Where a separate part of the head rotates, the share refers to the whole head.
     if let (Some(part), [(_, stated_share), ..]) = (config.size("qk_rope_head_dim")?, &stated[..]) {
         let beside = config.size("qk_nope_head_dim")?;
         let beside = beside.filter(|_| share.keys.is_none());
@@ -291,14 +292,14 @@ fn rotary_dim(
     }
     let whole_heads = || model_type(family, config, " (whole heads)");
     if share.keys.is_none() {
-        // The key of channels is read by models' own code only, which then differs.
+        // Only custom modelling code reads the key of channels, and it then differs.
         if let Some(channels) = channels.filter(|channels| *channels != head_dim) {
             let left = config.says(channels_key, format!("{channels} of head_dim {head_dim}"));
             let remedy = "transformers rotates whole heads of this model type: remove it if the \
                           model was trained so, or build the rotation with RotarySpec::builder";
             return Err(ConfigError::contradiction(left, whole_heads(), remedy).into());
         }
-        // Without a scaling the modelling code does not read a share; under one it makes
+        // Without a scaling, the modelling code does not read a share; with one, it computes
         // frequencies that do not fit the heads.
         let is_part = |stated: &&(Stated, f64)| stated.1 != 1.0;
         return match stated.iter().find(is_part) {
@@ -338,7 +339,7 @@ fn pairing(family: &Family, config: &Fields) -> Result<Pairing, ConfigError> {
     })
 }
 
-/// The frequencies of a family that rotates the other way.
+/// The frequencies of a family that rotates in the opposite direction.
 fn reversed(family: &Family, frequencies: &Frequencies, rotary_dim: usize) -> Result<Frequencies> {
     if frequencies.depends_on_seq_len() {
         let reason = "it rotates the other way, which is said of scaled frequencies only where \
@@ -364,7 +365,7 @@ fn pairs_of(channels: &[usize]) -> Result<Vec<usize>, ConfigError> {
     }
 }
 
-/// Refuses sizes other than those that a model type's lanes were written for.
+/// Rejects sizes other than those for which a model type's lanes were written.
 fn expect_sizes(config: &Fields, key: &str, meant: &[usize]) -> Result<(), ConfigError> {
     match config.sizes(key)? {
         Some(found) if found != meant => {
@@ -387,7 +388,7 @@ fn allocated(config: &Fields, rotary_dim: usize) -> Result<Option<Vec<usize>>, C
     }))
 }
 
-/// `found`, which must be a section for each of the `axes`.
+/// Returns `found`, which must hold one section for each of the `axes`.
 fn sections(
     found: Option<Vec<usize>>,
     axes: usize,
@@ -411,7 +412,7 @@ fn sections(
     }
 }
 
-/// Puts a family, what its configuration states and the width of its heads together.
+/// Combines a family, its configuration and the width of its heads.
 fn build(
     family: &Family,
     config: &Fields,

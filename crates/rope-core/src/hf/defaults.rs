@@ -1,4 +1,4 @@
-//! Keys that nested configurations omit because they have the default of their class.
+//! Keys that nested configurations omit because their values are the defaults of the class.
 //!
 //! Transformers 4.36 to 4.51 wrote a nested configuration (of a language model or a vision tower)
 //! as its differences from the class.
@@ -9,18 +9,19 @@ use serde_json::{Map, Value};
 
 use super::fields::{HEADS, TEXT, VISION, WHOLE};
 
-/// The classes of transformers. `classes` maps a model type to the defaults of its class. For the
-/// configurations inside another one, by its model type and their keys, `fixed` has the model type
-/// that they always are, `unnamed` the one of those that state none, and `held` the defaults that the
-/// class around them puts before those of their own. `class_defaults.py` among the generators of
-/// `tests/fixtures` writes the file.
+/// The classes of transformers. `classes` maps a model type to the defaults of its class. For
+/// nested configurations, indexed by the outer model type and their keys: `fixed` has the model
+/// type that they always have, `unnamed` the model type of configurations that state none, and
+/// `held` the defaults of the outer class, which override the nested class's. `class_defaults.py`
+/// among the generators of `tests/fixtures` writes the file.
 static TABLE: LazyLock<Value> = LazyLock::new(|| {
-    // A test reads it; without it nothing is filled in, and what is missing is an error.
+    // A test reads the file. If it cannot be parsed, no defaults are filled in, and missing keys
+    // are errors.
     serde_json::from_str(include_str!("defaults.json")).unwrap_or_default()
 });
 
-/// Keys of one quantity: where one of them is stated, the default of none holds. Layers that are
-/// listed are counted by the list.
+/// Keys of one quantity: if one is stated, no default applies to any of them. A list of layers also
+/// states their number.
 const SYNONYMS: [&[&str]; 3] = [
     &["hidden_size", "n_embd", "d_model", "vt_hidden_size"],
     HEADS,
@@ -31,7 +32,7 @@ const SYNONYMS: [&[&str]; 3] = [
         "no_rope_layers",
     ],
 ];
-/// The objects that state some keys of the configuration around them.
+/// The objects that hold some keys of the surrounding configuration.
 const ROPE_OBJECTS: [&str; 2] = ["rope_parameters", "rope_scaling"];
 
 /// Fills in the defaults of the classes of the configurations in `config`.
@@ -62,7 +63,7 @@ pub(super) fn complete(config: &mut Map<String, Value>) {
     }
 }
 
-/// True if the configuration states what `key` stands for, null included.
+/// True if the configuration states the quantity of `key`, null included.
 fn states(config: &Map<String, Value>, key: &str) -> bool {
     let mut objects = ROPE_OBJECTS.iter().filter_map(|object| config.get(*object));
     let synonyms = SYNONYMS.iter().find(|keys| keys.contains(&key));

@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::Component;
 use super::json::float;
 
-/// A key of a configuration and what it says there.
+/// A key of a configuration and its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stated {
     /// Path of the key from the top of the file, as in `text_config.rope_parameters.factor`.
@@ -31,7 +31,7 @@ impl fmt::Display for Stated {
     }
 }
 
-/// A configuration that is broken, incomplete or contradicts itself.
+/// A configuration that is invalid, incomplete or contradicts itself.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
@@ -56,7 +56,7 @@ pub enum ConfigError {
         /// The value found, as JSON.
         found: String,
     },
-    /// A key that something else in the configuration needs.
+    /// A missing key that another part of the configuration needs.
     #[error(
         "{key} is missing, and {needed_by} needs it; take it from the checkpoint's config.json"
     )]
@@ -66,7 +66,7 @@ pub enum ConfigError {
         /// The part that needs it.
         needed_by: String,
     },
-    /// A key that is read elsewhere only, so that it would go unnoticed here.
+    /// A key that is read only elsewhere and would be ignored here.
     #[error("{key} is not read there; move it to {belongs_in}")]
     MisplacedKey {
         /// Path of the key.
@@ -80,7 +80,7 @@ pub enum ConfigError {
         /// The name found.
         found: String,
     },
-    /// A model whose way of rotating this crate does not know, or that does not rotate.
+    /// A model with a rotation unknown to this crate, or without a rotation.
     #[error(
         "no rotation is known for the {component} component of model type {}; \
          build it with RotarySpec::builder if you know its pairing and axis layout",
@@ -89,26 +89,26 @@ pub enum ConfigError {
     UnknownModelType {
         /// The model types found, innermost first.
         found: Vec<String>,
-        /// The component asked for.
+        /// The component requested.
         component: Component,
     },
-    /// A model that rotates in a way that its specification cannot say, or not at all.
+    /// A known model with a rotation that a specification cannot express, or without a rotation.
     #[error("model type {model_type} is not supported: {reason}")]
     UnsupportedModelType {
         /// The model type.
         model_type: String,
-        /// Why.
+        /// The reason.
         reason: &'static str,
     },
-    /// A position embedding that is no rotation.
+    /// A position embedding other than a rotation.
     #[error("{stated} is no rotary embedding; expected \"rope\" or \"mrope\"")]
     NotRotary {
         /// The key as the configuration states it.
         stated: Stated,
     },
-    /// A model of several position axes that is sent down the path of one.
+    /// A model with several position axes and a configuration that selects the one-axis path.
     ///
-    /// Elsewhere this shows as `... has no attribute get_rotary_seq_len`, or not at all.
+    /// Other implementations fail with `... has no attribute get_rotary_seq_len`, or silently.
     #[error(
         "{model_type} rotates by {axes} position axes (mrope_section), but {plain} sends it down \
          the plain path with one position per token; set it to \"mrope\" and pass position ids \
@@ -119,10 +119,10 @@ pub enum ConfigError {
         model_type: &'static str,
         /// Its position axes.
         axes: usize,
-        /// The key that sends it down the plain path.
+        /// The key that selects the one-axis path.
         plain: Stated,
     },
-    /// Sections for a model that has none.
+    /// Sections for a model without sections.
     #[error(
         "{sections} divides the frequencies among position axes, but {model_type} has {axes} and \
          no sections; take the model type of the multimodal model, or remove the sections for text \
@@ -136,8 +136,7 @@ pub enum ConfigError {
         /// Its position axes.
         axes: usize,
     },
-    /// A model of several position axes whose configuration does not divide the frequencies among
-    /// them.
+    /// A model with several position axes and no sections to divide the frequencies among them.
     #[error(
         "{model_type} rotates by {axes} position axes, but {key} is missing, which would send it \
          down the plain path; take it from the checkpoint's config.json"
@@ -150,7 +149,7 @@ pub enum ConfigError {
         /// Its position axes.
         axes: usize,
     },
-    /// A number of sections other than the model's position axes.
+    /// A number of sections different from the model's number of position axes.
     #[error(
         "{key} = {found:?} has {} sections, but {model_type} rotates by {axes} position axes; \
          give one section per axis",
@@ -174,7 +173,7 @@ pub enum ConfigError {
     OddAxis {
         /// Channels of each axis.
         channels: Vec<usize>,
-        /// The odd one.
+        /// The odd number of channels.
         odd: usize,
     },
     /// An object that both states parameters and maps layer types to parameters.
@@ -186,13 +185,13 @@ pub enum ConfigError {
         /// Path of the object.
         key: String,
     },
-    /// Parameters for layer types where those of one layer type were asked for.
+    /// Parameters for layer types where one set of parameters was requested.
     #[error("{stated} maps layer types to parameters; pass the parameters of one layer type")]
     PerLayerParameters {
         /// The object.
         stated: Stated,
     },
-    /// A layer of a type for which no parameters are stated.
+    /// A layer of a type without stated parameters.
     #[error(
         "layer {layer} is of type {layer_type:?}, but rope parameters are stated for {} only; \
          add them, or correct layer_types",
@@ -206,7 +205,7 @@ pub enum ConfigError {
         /// The layer types that have parameters.
         known: Vec<String>,
     },
-    /// A model whose layers rotate differently, where one rotation was asked for.
+    /// A model with several rotations where one was requested.
     #[error(
         "the layers of this model rotate differently ({}); \
          read it with LayerSpecs::from_hf_config and take each layer's own",
@@ -216,14 +215,14 @@ pub enum ConfigError {
         /// Names of the rotations.
         names: Vec<String>,
     },
-    /// A scaling that this crate does not know.
+    /// A scaling unknown to this crate.
     #[error("{key} = {found:?} is not a known rope type; known are {}", known.join(", "))]
     UnknownRopeType {
         /// Path of the key.
         key: String,
         /// The name found.
         found: String,
-        /// The names known.
+        /// The known names.
         known: &'static [&'static str],
     },
     /// A share of the head that cannot be rotated.
@@ -239,7 +238,7 @@ pub enum ConfigError {
         /// Their product.
         rotary_dim: usize,
     },
-    /// Two keys that say different things about the same quantity.
+    /// Two keys with different values for the same quantity.
     #[error("{left} contradicts {right}; {remedy}")]
     Contradiction {
         /// One side.

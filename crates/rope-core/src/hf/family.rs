@@ -29,68 +29,68 @@ impl FromStr for Component {
     }
 }
 
-/// One way of rotating, and the names of the models that rotate so.
+/// One kind of rotation, and the names of the models that use it.
 #[derive(Debug)]
 pub(super) struct Family {
-    /// Their names in Hugging Face's configurations, with white space between.
+    /// Model types in Hugging Face configurations, separated by white space.
     names: &'static str,
     pub(super) pairing: Pairing,
     pub(super) axes: Axes,
-    /// Share of the head that rotates where the configuration does not say.
+    /// Share of the head that rotates, if the configuration does not state it.
     partial_rotary_factor: f64,
-    /// Keys beside the rope object that state the share, or the channels (`rotary_dim`). Without,
-    /// the modelling code rotates whole heads, whatever share is stated.
+    /// Keys beside the rope object that state the share, or the channels (`rotary_dim`). Without
+    /// such keys, the modelling code rotates whole heads, whatever share is stated.
     share_keys: Option<&'static [&'static str]>,
-    /// True if the class has a rope object of its own, of the theta and the share of this row, that
-    /// holds where none is stated, whatever stands beside it. One that is stated without a share
+    /// True if the class has a default rope object, with the theta and the share of this row, that
+    /// applies if none is stated, whatever keys stand beside it. A stated object without a share
     /// means whole heads.
     pub(super) own_object: bool,
-    /// The share of full layers where the configuration does not say, if another one.
+    /// The share of full layers, if it differs and the configuration does not state it.
     full_share: Option<f64>,
-    /// Rotated channels where the configuration does not say; 0 where the share decides.
+    /// Rotated channels, if the configuration does not state them; 0 if the share decides.
     pub(super) rotary_dim: usize,
-    /// Theta where the configuration does not say.
+    /// Theta, if the configuration does not state it.
     pub(super) theta: Option<f64>,
-    /// Keys beside the rope object that state theta. The class reads no others, so that another
-    /// theta under one of them is refused.
+    /// Keys beside the rope object that state theta. The class reads only these, so a different
+    /// theta under any other key is an error.
     theta_keys: &'static [&'static str],
     /// The parameters in a rope object that does not name layer types.
     pub(super) one_object: OneObject,
     /// True if the class falls back to a scaling, so that the rope object must be stated.
     pub(super) needs_object: bool,
-    /// True if `alpha` says how far the rope type `dynamic` scales; others do not read it.
+    /// True if `alpha` is the scale of the rope type `dynamic`; other families do not read it.
     pub(super) reads_alpha: bool,
-    /// True if `rope_interleave` says that q and k come in adjacent pairs; others always read them
-    /// so.
+    /// True if `rope_interleave` states whether q and k hold adjacent pairs; other families always
+    /// read adjacent pairs.
     pub(super) reads_interleave: bool,
-    /// Another key of the number of layers.
+    /// An alternative key for the number of layers.
     pub(super) layers_key: Option<&'static str>,
-    /// Channels per head where the configuration does not name them; without, width over heads.
+    /// Channels per head, if the configuration does not state them; `None` means width over heads.
     pub(super) head_dim: Option<usize>,
-    /// Channels per head of full layers where they are others and the configuration does not say.
+    /// Channels per head of full layers, if they differ and the configuration does not state them.
     pub(super) full_head_dim: Option<usize>,
-    /// The layer types, where the configuration does not list them.
+    /// The layer types, if the configuration does not list them.
     pub(super) pattern: Option<Pattern>,
-    /// How sliding-window layers rotate, where not as the full ones do.
+    /// The rotation of sliding-window layers, if it differs from that of full layers.
     pub(super) local: Option<Local>,
     /// Layer types that do not rotate in this family alone.
     pub(super) unrotated: &'static [&'static str],
-    /// The layers that rotate if `sliding_window` is null, where others do with a window.
+    /// The layers that rotate if `sliding_window` is null, if they differ from those with a window.
     pub(super) without_window: Option<WithoutWindow>,
     /// True if layer types whose parameters are null do not rotate.
     pub(super) null_is_unrotated: bool,
     /// The condition on the configuration for the row to hold.
     pub(super) condition: Option<Condition>,
-    /// Every n-th layer does not rotate, where the configuration does not list them.
+    /// Every n-th layer does not rotate, if the configuration does not list unrotated layers.
     pub(super) no_rope_every: Option<usize>,
-    /// True if the pairs rotate the other way.
+    /// True if the pairs rotate in the opposite direction.
     pub(super) reversed: bool,
 }
 
-/// Where the share of a head that rotates is stated.
+/// The location of the rotated share of a head.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Share {
-    /// The share where nothing states it.
+    /// The share if no key states it.
     pub(super) unstated: f64,
     /// As [`Family::share_keys`].
     pub(super) keys: Option<&'static [&'static str]>,
@@ -100,9 +100,9 @@ pub(super) struct Share {
 #[derive(Debug)]
 pub(super) struct Condition {
     pub(super) key: &'static str,
-    /// The value of a flag, false where not stated; without, the key must be there.
+    /// The required value of a flag, false if not stated; `None` requires the key to be present.
     pub(super) flag: Option<bool>,
-    /// The meaning if it does not hold.
+    /// The meaning if the condition does not hold.
     pub(super) otherwise: &'static str,
 }
 
@@ -118,29 +118,30 @@ pub(super) enum Axes {
     Sections {
         layout: fn(Vec<usize>) -> AxisLayout,
         count: usize,
-        /// The default of the modelling code; empty where it needs the key.
+        /// The default of the modelling code; empty if it requires the key.
         default: &'static [usize],
-        /// The only value of `mrope_interleaved` that the modelling code means.
+        /// The only value of `mrope_interleaved` that the modelling code implements.
         interleaved: Option<bool>,
     },
     /// The frequencies restart on each axis.
     PerAxis {
         layout: fn(Vec<usize>) -> AxisLayout,
-        /// The key that lists the channels of each axis, where a configuration may.
+        /// The key that lists the channels of each axis, if a configuration may state them.
         key: Option<&'static str>,
-        /// The channels of each axis of a head, where it does not.
+        /// The channels of each axis of a head, if the configuration does not state them.
         channels: fn(usize) -> Vec<usize>,
     },
-    /// Lanes of the family's own.
+    /// Lanes specific to the family.
     Lanes {
         count: usize,
-        /// Rotated channels, of those that the configuration leaves.
+        /// Rotated channels, from the `rotary_dim` of the configuration.
         rotary_dim: fn(usize) -> usize,
-        /// The channels that each run of frequencies is spread over, of those.
+        /// The channels over which each run of frequencies is spread, from those rotated channels.
         frequency_dims: fn(usize) -> Vec<usize>,
-        /// Axis and frequency of the lanes of that many rotated channels.
+        /// Axis and frequency of each lane, for a number of rotated channels.
         lanes: fn(usize) -> Vec<Lane>,
-        /// The key that lists the channels of each axis, and the only list that the lanes are for.
+        /// The key that lists the channels of each axis, and the only list for which the lanes
+        /// hold.
         stated: Option<(&'static str, &'static [usize])>,
     },
 }
@@ -156,32 +157,32 @@ impl Axes {
     }
 }
 
-/// How the types of the layers follow from their indices.
+/// The rule that derives the types of the layers from their indices.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Pattern {
-    /// Full layers at even distances.
+    /// Full layers at regular intervals.
     Every(Every),
-    /// A list of layer types, again and again.
+    /// A repeating list of layer types.
     Cycle {
         /// The key that lists them.
         key: Option<&'static str>,
-        /// The list where the configuration does not state one.
+        /// The list if the configuration does not state one.
         default: &'static [&'static str],
     },
     /// The key that lists the indices of the full layers; the others are linear.
     Indices(&'static str),
-    /// The key that lists the types, without which they are not known.
+    /// The key that lists the types; they are unknown without it.
     Listed(&'static str),
 }
 
-/// Full layers at even distances.
+/// Full layers at regular intervals.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Every {
-    /// Layers from one full layer to the next, where the configuration does not say.
+    /// Layers from one full layer to the next, if the configuration does not state it.
     pub(super) every: usize,
-    /// Keys under which it says.
+    /// Keys that state it.
     pub(super) keys: &'static [&'static str],
-    /// Index of a full layer within its group; without, the last one.
+    /// Index of a full layer within its group; `None` means the last one.
     pub(super) at: Option<usize>,
     /// Layers at the start that are full too.
     pub(super) first: usize,
@@ -234,28 +235,30 @@ const LINEAR_BETWEEN: Every = Every {
     ..SLIDING_EVERY
 };
 
-/// Frequencies of sliding-window layers: unscaled unless stated layer type by layer type.
+/// Frequencies of sliding-window layers: unscaled unless stated per layer type.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Local {
     /// The key of their theta.
     pub(super) key: Option<&'static str>,
-    /// Their theta where the configuration does not say; without, the one of the full layers.
+    /// Their theta if the configuration does not state it; `None` means the theta of the full
+    /// layers.
     pub(super) theta: Option<f64>,
 }
 
 /// The parameters in a rope object that does not name layer types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OneObject {
-    /// Those of all layers, whose thetas are then alike.
+    /// Those of all layers, which then share one theta.
     All,
-    /// Those of the full layers, under its old name; the class does not read one under the new.
+    /// Those of the full layers, under the old name; the class does not read an object under the
+    /// new name.
     Full,
     /// The class does not read one.
     Refused,
 }
 
 impl Family {
-    /// Why a model type that rotates has no row.
+    /// The reason why a model type with a rotation has no row.
     pub(super) fn refusal(model_type: &str) -> Option<&'static str> {
         let named = |names: &str| {
             names
@@ -310,7 +313,7 @@ impl Family {
 }
 
 impl Family {
-    /// A row: names and pairing of one position axis that rotates whole heads.
+    /// Creates a row with names and a pairing: one position axis, whole heads rotated.
     const fn new(names: &'static str, pairing: Pairing) -> Self {
         Self {
             names,
@@ -367,7 +370,7 @@ rest_of_rows! {
     fn head_dim(channels: usize) { head_dim: Some(channels) }
     fn full_head_dim(channels: usize) { full_head_dim: Some(channels) }
     fn axes(shared: Axes) { axes: shared }
-    /// As `partial`, with other keys beside the rope object.
+    /// As `partial`, with different keys beside the rope object.
     fn partial_under(keys: Names, share: f64) {
         partial_rotary_factor: share, share_keys: Some(keys)
     }
@@ -376,7 +379,7 @@ rest_of_rows! {
     fn theta_under(keys: Names) { theta_keys: keys }
     /// The class takes theta from the rope object alone.
     fn fixed() { theta_keys: &[] }
-    /// The class falls back to a scaling: the rope object must be stated.
+    /// The class defaults to a scaling, so the rope object must be stated.
     fn scaled() { needs_object: true }
     /// The class reads a rope object for each layer type only.
     fn by_layer_type() { one_object: OneObject::Refused }
@@ -405,7 +408,7 @@ rest_of_rows! {
     }
 }
 
-/// A table of rows: names, pairing, and what the methods above add.
+/// A table of rows: names, pairing, and fields set by the methods above.
 macro_rules! families {
     ($( $names:literal: $pairing:ident $(, $method:ident($($argument:tt)*))*; )*) => {
         &[$( Family::new($names, $pairing)$( .$method($($argument)*) )* ),*]
@@ -445,7 +448,7 @@ fn lane(axis: usize, frequency: usize) -> Lane {
     }
 }
 
-/// Two axes with frequencies of their own, the second axis first.
+/// Two axes with separate frequencies, the second axis first.
 const SECOND_AXIS_FIRST: Axes = Axes::Lanes {
     count: 2,
     rotary_dim: |head_dim| head_dim,
@@ -457,7 +460,7 @@ const SECOND_AXIS_FIRST: Axes = Axes::Lanes {
     stated: None,
 };
 
-/// Rows and columns take turns along one progression.
+/// Rows and columns alternate along one progression.
 const ALTERNATING_AXES: Axes = Axes::Lanes {
     count: 2,
     rotary_dim: |rotary_dim| rotary_dim,
@@ -493,7 +496,8 @@ const STRIPED_HALVES: Axes = per_axis(AxisLayout::PerAxisStriped, None, |head_di
     vec![head_dim / 2; 2]
 });
 
-/// Height takes every other frequency from the first on, width those between.
+/// Height takes every other frequency, starting with the first; width takes the frequencies
+/// between.
 const ALTERNATING_FREQUENCIES: Axes = Axes::Lanes {
     count: 2,
     rotary_dim: |head_dim| head_dim,
@@ -507,7 +511,7 @@ const ALTERNATING_FREQUENCIES: Axes = Axes::Lanes {
 };
 
 /// Channel c of an axis rotates at frequency c mod half of its channels, so the members of an
-/// adjacent pair have angles of their own.
+/// adjacent pair have separate angles.
 const CHANNELS_OF_THEIR_OWN: Axes = Axes::Lanes {
     count: 3,
     rotary_dim: |head_dim| 6 * (head_dim / 6),
@@ -553,15 +557,15 @@ static TEXT: &[Family] = families! {
         partial_under(&["partial_rotary_factor", "rotary_dim"], 1.0);
     "hy_v3": Half, theta(11_158_840.0), head_dim(128);
     "sarvam_moe": Half, theta(8e6), head_dim(64), partial(1.0);
-    // Their thetas are not known from the class alone, or older configurations keep them under
-    // other names: they must be stated.
+    // Thetas must be stated: they are not known from the class alone, or older configurations store
+    // them under other names.
     "dbrx olmo_hybrid phimoe voxtral_realtime_text": Half;
     "apertus apertus1p5_text": Half, scaled();
     "ultrabert": Half, by_layer_type(), fixed(), scaled();
     "cwm higgs_audio_v2": Half, head_dim(128), scaled();
     "lfm3": Half, head_dim(128), by_layer_type(), scaled();
     "laguna mellum zaya": Half, head_dim(128), partial_under(&[], 1.0), by_layer_type(), scaled();
-    // Its old rope object is that of full layers, which all are where no types are listed.
+    // Its old rope object is that of full layers. All layers are full if no types are listed.
     "step3p5": Half, head_dim(128), partial(1.0), every(Every { every: 1, ..SLIDING_EVERY }),
         local(None, None), one_object(OneObject::Full);
     "beam": Half, head_dim(128), by_layer_type(), scaled(), null_is_unrotated();
@@ -571,7 +575,7 @@ static TEXT: &[Family] = families! {
             every: 3, keys: &["global_attn_every_n_layers"], at: Some(0), ..SLIDING_EVERY
         }),
         local(Some("local_rope_theta"), Some(1e4));
-    // The class has thetas of its own, whatever stands beside the rope object.
+    // The class has default thetas, whatever keys stand beside the rope object.
     "mimo_v2_flash": Half, theta(5e6), head_dim(192), partial_under(&[], 0.334), by_layer_type(),
         fixed(), every(Every { every: 6, first: 1, ..SLIDING_EVERY }),
         local(Some("swa_rope_theta"), Some(1e4));
@@ -594,7 +598,7 @@ static TEXT: &[Family] = families! {
         when("use_mem_rope", true, "its attention does not rotate");
     "granitemoehybrid esm": Half, theta(1e4),
         stating("position_embedding_type", "the choice of whether its attention rotates");
-    // A list of zeros and thetas, one a layer.
+    // A list of zeros and thetas, one per layer.
     "granite_swa granitemoe_swa": Half, theta(1e4);
     "muse_glimmer_text": Half, theta(1e4), head_dim(128),
         stating("layer_rope_theta", "the choice of the layers that rotate");
@@ -739,11 +743,11 @@ static VISION: &[Family] = families! {
     "vjepa2": Adjacent, theta(1e4),
         axes(CHANNELS_OF_THEIR_OWN);
     "kimi_k25 kimi_k25_vision": Half, theta(1e4), axes(STRIPED_HALVES);
-    // MoonViT: W and H take turns, W first, in adjacent pairs.
+    // MoonViT: W and H alternate, W first, in adjacent pairs.
     "kimi_vl kimi_vl_vision moonvit": Adjacent, theta(1e4), axes(STRIPED_HALVES);
 };
 
-/// Model types that rotate in a way that no row says, and why.
+/// Model types with a rotation that no row describes, and the reasons.
 static REFUSED: &[(&str, &str)] = &[
     (
         "deepseek_v4",
@@ -829,7 +833,7 @@ static REFUSED: &[(&str, &str)] = &[
     ),
 ];
 
-/// Markdown tables of the model types that are read, and of those that are refused by name.
+/// Returns Markdown tables of the supported model types and of those rejected by name.
 pub fn model_tables() -> String {
     let mut text = String::from(
         "| component | pairing | axes | theta if unstated | model types |\n|---|---|---|---|---|\n",

@@ -5,8 +5,8 @@ use serde_json::{Map, Value};
 use super::error::{ConfigError, Stated};
 use super::json::is_object;
 
-/// Keys of what holds all parts of a model, from the outside in: in retrieval models and policies,
-/// and in omni models.
+/// Keys of configurations that hold all parts of a model, from the outside in: of retrieval models
+/// and policies, and of omni models.
 pub(crate) const WHOLE: [&[&str]; 2] = [&["vlm_config"], &["thinker_config"]];
 /// Keys of the language model: transformers', DeepSeek-VL's and InternVL's.
 pub(super) const TEXT: &[&str] = &["text_config", "language_config", "llm_config"];
@@ -22,8 +22,8 @@ pub(super) const HEADS: &[&str] = &[
     "vt_num_attention_heads",
 ];
 
-/// A configuration and the configurations nested in it, outermost first: at each step the one under
-/// one of the keys, if there is one.
+/// A configuration and its nested configurations, outermost first: each is the value of one of the
+/// given keys in the one before.
 pub(crate) fn nested<'a>(
     value: &'a Value,
     steps: &[&[&str]],
@@ -80,7 +80,7 @@ impl<'a> Fields<'a> {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
-    /// True if `key` is there and null, where that means something else than its absence.
+    /// True if `key` is present and null, for keys where null and absence differ.
     pub(crate) fn is_null(&self, key: &str) -> bool {
         self.map.get(key).is_some_and(Value::is_null)
     }
@@ -156,7 +156,7 @@ impl<'a> Fields<'a> {
             .transpose()
     }
 
-    /// The first of `keys` that is present, and what `read` finds under it.
+    /// The first of `keys` that is present, and its value as `read` reads it.
     pub(crate) fn first<'k, T>(
         &self,
         keys: &[&'k str],
@@ -166,12 +166,12 @@ impl<'a> Fields<'a> {
         keys.iter().find_map(present).transpose()
     }
 
-    /// One key of this object, and what it says.
+    /// One key of this object with its value.
     pub(super) fn says(&self, key: &str, value: impl std::fmt::Display) -> Stated {
         Stated::new(self.path_of(key), value)
     }
 
-    /// The error that `key` is not there, and what needs it.
+    /// The error that `key` is missing, with the part that needs it.
     pub(super) fn missing(&self, key: &str, needed_by: impl Into<String>) -> ConfigError {
         ConfigError::MissingKey {
             key: self.path_of(key),
@@ -184,7 +184,7 @@ impl<'a> Fields<'a> {
         Stated::new(self.path.clone(), serde_json::Value::from(self.map.clone()))
     }
 
-    /// The value that `found` holds, or an error that says what needs `key`.
+    /// The value in `found`, or an error that names the part that needs `key`.
     pub(crate) fn require<T>(
         &self,
         key: &str,

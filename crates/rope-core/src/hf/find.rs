@@ -5,7 +5,7 @@ use super::error::{ConfigError, Stated};
 use super::family::Family;
 use super::fields::Fields;
 
-/// The family that the innermost known `model_type` names; the levels must not name two.
+/// The family of the innermost known `model_type`; the levels must not name two families.
 pub(super) fn find_family(
     component: Component,
     levels: &[Fields],
@@ -52,8 +52,8 @@ pub(super) fn without_row(component: Component, found: Vec<String>) -> ConfigErr
     }
 }
 
-/// `position_embedding_type` must not send a model of several axes down the plain path, nor a plain
-/// one down the other.
+/// Checks that `position_embedding_type` does not select the one-axis path for a model with several
+/// axes, nor the reverse.
 pub(super) fn check_position_embedding(family: &Family, level: &Fields) -> Result<(), ConfigError> {
     let key = "position_embedding_type";
     let Some(found) = level.text(key)? else {
@@ -78,7 +78,7 @@ pub(super) fn check_position_embedding(family: &Family, level: &Fields) -> Resul
     }
 }
 
-/// The row must hold for this configuration.
+/// Checks that the row holds for this configuration.
 pub(super) fn check_condition(family: &Family, config: &Fields) -> Result<(), ConfigError> {
     let Some(condition) = &family.condition else {
         return Ok(());
@@ -96,7 +96,7 @@ pub(super) fn check_condition(family: &Family, config: &Fields) -> Result<(), Co
     }
 }
 
-/// The model type of a configuration, and what it means.
+/// The model type of a configuration, with its meaning.
 pub(super) fn model_type(family: &Family, config: &Fields, meaning: &str) -> Stated {
     let named = config.first(&["model_type", "_class_name"], Fields::text);
     let named = named.ok().flatten().map(|(_, name)| name);

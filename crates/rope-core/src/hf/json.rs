@@ -5,22 +5,21 @@ use serde_json::{Value, json};
 use super::defaults::complete;
 use super::error::ConfigError;
 
-/// The one key of the object that stands for a number that JSON cannot spell, as transformers 5
-/// writes it; the value is the number's name in Python.
+/// The only key of the object with which transformers 5 writes a number that JSON cannot represent.
+/// Its value is the number's name in Python.
 const FLOAT: &str = "__float__";
-/// Lists and objects nested deeper are read as null: nothing that is read lies there, and the
-/// parser ends at 128.
+/// Lists and objects nested deeper are read as null: no key in use lies there, and the parser's
+/// limit is 128.
 const DEEPEST: usize = 100;
 
-/// The value that the text of a `config.json` holds.
+/// Parses the text of a `config.json`.
 ///
-/// It is read as transformers reads it: `Infinity`, `-Infinity` and `NaN`, which Python writes
-/// beyond JSON, become the objects that transformers 5 writes for them
-/// (`{"__float__": "Infinity"}`), and nested configurations are completed by the defaults of their
-/// classes.
+/// It is read as transformers reads it. Python's `Infinity`, `-Infinity` and `NaN`, which are not
+/// JSON, become the objects that transformers 5 writes for them (`{"__float__": "Infinity"}`).
+/// Nested configurations are completed by the defaults of their classes.
 ///
 /// # Errors
-/// [`ConfigError::Json`] if it is neither JSON nor what Python writes for it.
+/// [`ConfigError::Json`] if the text is neither JSON nor Python's extension of it.
 ///
 /// # Examples
 /// ```
@@ -38,11 +37,11 @@ pub fn parse_config(text: &str) -> Result<Value, ConfigError> {
     Ok(config)
 }
 
-/// The JSON value that a text holds.
+/// Parses a text as JSON.
 ///
 /// Besides JSON, Python writes and reads `Infinity`, `-Infinity`, `NaN`, numbers out of range,
-/// halves of surrogate pairs and deep nesting. They do no harm under keys that nobody reads, and
-/// are wrong values where one is read.
+/// halves of surrogate pairs and deep nesting. They are ignored under unused keys and are invalid
+/// values under keys in use.
 pub(crate) fn parse(text: &str) -> Result<Value, ConfigError> {
     serde_json::from_str(text).or_else(|error| {
         let replaced = in_json(text);
@@ -61,17 +60,17 @@ pub(crate) fn parse(text: &str) -> Result<Value, ConfigError> {
     })
 }
 
-/// The name of a number that JSON cannot spell.
+/// The name of a number that JSON cannot represent.
 pub(super) fn float(value: &Value) -> Option<&str> {
     value.get(FLOAT)?.as_str()
 }
 
-/// True if the value is an object, and does not stand for a number.
+/// True if the value is an object and does not represent a number.
 pub(super) fn is_object(value: &Value) -> bool {
     value.is_object() && float(value).is_none()
 }
 
-/// The text with JSON in the place of what Python alone reads. Line breaks stay.
+/// Replaces Python's extensions by JSON and keeps line breaks.
 fn in_json(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let (mut rest, mut depth) = (text, 0_usize);

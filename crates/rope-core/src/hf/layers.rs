@@ -10,12 +10,12 @@ use crate::spec::RotarySpec;
 /// Layers that do not attend, and so do not rotate. Dory lists the two halves of a layer, attention
 /// and `mlp`, one by one.
 const UNROTATED_LAYERS: [&str; 5] = [LINEAR, "mamba", "conv", "recurrent", "mlp"];
-/// Full layers that attend to chosen tokens only.
+/// Full layers that attend only to selected tokens.
 const INDEXED: &str = "indexed_attention";
 /// The most layers of a model, so that a wrong number is an error rather than gigabytes.
 const MAX_LAYERS: usize = 65_536;
 
-/// The named rotations of a model and which layer takes which.
+/// The named rotations of a model and the rotation of each layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerSpecs {
     specs: Vec<(String, RotarySpec)>,
@@ -27,24 +27,24 @@ impl LayerSpecs {
         Self { specs, layers }
     }
 
-    /// The rotations by name: the layer types of the configuration, as `sliding_attention` and
-    /// `full_attention`, or `attention` where all rotating layers are alike.
+    /// The rotations by name. Names are the layer types of the configuration, such as
+    /// `sliding_attention` and `full_attention`, or `attention` if all rotating layers are alike.
     pub fn specs(&self) -> impl Iterator<Item = (&str, &RotarySpec)> {
         self.specs.iter().map(|(name, spec)| (&name[..], spec))
     }
 
-    /// The rotation of that name.
+    /// The rotation called `name`.
     pub fn named(&self, name: &str) -> Option<&RotarySpec> {
         self.specs()
             .find_map(|(found, spec)| (found == name).then_some(spec))
     }
 
-    /// The number of layers; 0 where the configuration does not state it.
+    /// The number of layers; 0 if the configuration does not state it.
     pub fn layers(&self) -> usize {
         self.layers.len()
     }
 
-    /// The rotation of layer `layer`; `None` if it does not rotate, or there is no such layer.
+    /// The rotation of layer `layer`; `None` if the layer does not rotate or does not exist.
     pub fn layer(&self, layer: usize) -> Option<&RotarySpec> {
         self.layers
             .get(layer)
@@ -53,10 +53,10 @@ impl LayerSpecs {
             .map(|spec| &self.specs[spec].1)
     }
 
-    /// The rotation of all layers that rotate.
+    /// Returns the one rotation of all rotating layers.
     ///
     /// # Errors
-    /// [`ConfigError::SeveralRotations`] if there are more than one.
+    /// [`ConfigError::SeveralRotations`] if there is more than one.
     pub fn into_single(mut self) -> Result<RotarySpec> {
         let alike = self.specs.windows(2).all(|pair| pair[0].1 == pair[1].1);
         match self.specs.pop() {
@@ -98,8 +98,8 @@ fn layer_thetas(
     Ok(Some(thetas.iter().map(turns).collect()))
 }
 
-/// For each layer, the index of its rotation among `specs`, or none where it does not rotate. Empty
-/// where the configuration does not state the number of layers.
+/// For each layer, the index of its rotation among `specs`, or none if it does not rotate. Empty if
+/// the configuration does not state the number of layers.
 pub(super) fn layers(
     family: &Family,
     config: &Fields,
@@ -149,7 +149,7 @@ pub(super) fn layers(
         let layer_type = types.as_ref().map(|types| types[layer]);
         let is_unrotated =
             |name: &str| UNROTATED_LAYERS.contains(&name) || unrotated_types.contains(&name);
-        // A list of the layers that rotate goes before what their types imply.
+        // A list of rotating layers overrides the layer types.
         let unrotated = match (&flags, no_rope) {
             (Some(flags), _) => flags[layer] == 0,
             (None, Some(every)) => (layer + 1).is_multiple_of(every),
@@ -192,8 +192,7 @@ fn unrotated_types<'a>(family: &Family, config: &Fields<'a>) -> Result<Vec<&'a s
     Ok(types)
 }
 
-/// Refuses lists of layers of other lengths than each other or than the number of layers, which
-/// comes first.
+/// Rejects lists of layers with different lengths. The number of layers comes first in `lens`.
 fn expect_equal(config: &Fields, lens: &[(&str, Option<usize>); 3]) -> Result<(), ConfigError> {
     let says = |(key, len): (&str, usize)| match key == lens[0].0 {
         true => config.says(key, len),
@@ -211,7 +210,7 @@ fn expect_equal(config: &Fields, lens: &[(&str, Option<usize>); 3]) -> Result<()
     Ok(())
 }
 
-/// The interval that the configuration states, or the family's own.
+/// The interval that the configuration states, or the family's default.
 fn interval(config: &Fields, keys: &[&str], own: usize) -> Result<usize, ConfigError> {
     match config.first(keys, Fields::size)? {
         Some((key, 0)) => Err(ConfigError::WrongType {
@@ -223,7 +222,7 @@ fn interval(config: &Fields, keys: &[&str], own: usize) -> Result<usize, ConfigE
     }
 }
 
-/// The types of `count` layers, as a family derives them that does not list them.
+/// The types of `count` layers, as a family without a list derives them.
 fn pattern_types<'a>(
     family: &Family,
     config: &Fields<'a>,

@@ -9,10 +9,10 @@ use super::json::{is_object, parse};
 use crate::error::Result;
 use crate::frequencies::{Frequencies, Llama3Scaling, LongRopeScaling, Scaling, YarnScaling};
 
-/// Names of scalings in configurations, and the rope type that each stands for.
+/// Names of scalings in configurations, and their rope types.
 ///
-/// `mrope` and `axial` say how axes are laid out, `su` is an early name of LongRoPE, `xdrope`
-/// Hunyuan's name, `deepseek_yarn` Sarvam's.
+/// `mrope` and `axial` describe the axis layout, `su` is an early name of LongRoPE, `xdrope` is
+/// Hunyuan's name and `deepseek_yarn` Sarvam's.
 const ROPE_TYPES: [(&str, &str); 12] = [
     ("default", "default"),
     ("linear", "linear"),
@@ -38,7 +38,7 @@ const KNOWN_ROPE_TYPES: [&str; ROPE_TYPES.len()] = {
     names
 };
 
-/// Keys that only say how far to scale.
+/// Keys that state only the amount of scaling.
 const SCALING_KEYS: [&str; 7] = [
     "factor",
     "alpha",
@@ -48,17 +48,17 @@ const SCALING_KEYS: [&str; 7] = [
     "low_freq_factor",
     "high_freq_factor",
 ];
-/// Values of these keys that scale nothing; templates leave them in.
+/// Values of these keys that have no effect; templates leave them in place.
 const NEUTRAL: [Option<f64>; 2] = [Some(0.0), Some(1.0)];
 
-/// The keys around the rope parameters that complete them.
+/// The keys of the surrounding configuration that complete the rope parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RopeContext {
-    /// `rope_theta` where the object does not state it.
+    /// `rope_theta`, if the object does not state it.
     pub theta: Option<f64>,
     /// The model's `max_position_embeddings`, in tokens.
     pub max_position_embeddings: Option<u64>,
-    /// `original_max_position_embeddings` where the object does not state it, in tokens.
+    /// `original_max_position_embeddings` in tokens, if the object does not state it.
     pub original_max_position_embeddings: Option<u64>,
 }
 
@@ -67,35 +67,35 @@ pub struct RopeContext {
 pub struct RopeParameters {
     /// Theta and its scaling.
     pub frequencies: Frequencies,
-    /// Share of the head's channels that rotate, where stated. Under [`Scaling::Proportional`] the
-    /// whole head takes part in the rotation and this is `None`: the share is in the scaling.
+    /// Share of the head's channels that rotate, if stated. Under [`Scaling::Proportional`] this is
+    /// `None`: the rotation covers the whole head, and the scaling holds the share.
     pub partial_rotary_factor: Option<f64>,
-    /// Pairs per position axis, where stated.
+    /// Pairs per position axis, if stated.
     pub mrope_section: Option<Vec<usize>>,
-    /// True if the axes are striped over the frequencies; absent where not stated.
+    /// True if the axes are striped over the frequencies; `None` if not stated.
     pub mrope_interleaved: Option<bool>,
 }
 
 impl RopeParameters {
     /// Reads the JSON text of `rope_parameters` or `rope_scaling`.
     ///
-    /// `alpha` under the rope type `dynamic` is read, as HunYuan's code does; in the configuration
-    /// of another model it is ignored.
+    /// Under the rope type `dynamic`, `alpha` is read as HunYuan's code does. In the configuration
+    /// of another model, it is ignored.
     ///
     /// # Errors
-    /// [`ConfigError`] if it is no JSON object, a key has the wrong type, the rope type is unknown
-    /// or lacks a key, or it maps layer types to parameters; the errors of
+    /// [`ConfigError`] if the text is not a JSON object or maps layer types to parameters, if a key
+    /// has the wrong type, or if the rope type is unknown or lacks a key; the errors of
     /// [`Frequencies`] if a value is out of range.
     pub fn from_json(json: &str, context: RopeContext) -> Result<Self> {
         let value = parse(json)?;
         Self::read(&Fields::new("rope_parameters", &value)?, context, true)
     }
 
-    /// Channels that rotate in a head of `head_dim` channels: its share `partial_rotary_factor`,
-    /// rounded down.
+    /// Rotated channels in a head of `head_dim` channels: `partial_rotary_factor` of them, rounded
+    /// down.
     ///
     /// # Errors
-    /// [`ConfigError::PartialRotary`] if the share is not in (0, 1\], or leaves no channel or an
+    /// [`ConfigError::PartialRotary`] if the share is not in (0, 1\], or gives no channels or an
     /// odd number.
     pub fn rotary_dim(&self, head_dim: usize) -> Result<usize> {
         let share = self.partial_rotary_factor.unwrap_or(1.0);
@@ -132,7 +132,7 @@ impl RopeParameters {
         })
     }
 
-    /// `reads_alpha` says whether `dynamic` scales by `alpha`: HunYuan's code alone reads it.
+    /// If `reads_alpha`, `dynamic` scales by `alpha`, which only HunYuan's code reads.
     pub(super) fn read(fields: &Fields, context: RopeContext, reads_alpha: bool) -> Result<Self> {
         if fields
             .keys()
@@ -193,7 +193,8 @@ fn rope_type(fields: &Fields) -> Result<&'static str, ConfigError> {
         }
         (new, old) => new.or(old),
     };
-    // A default that scales would go unnoticed: the published code reads no factor under it.
+    // A scaling under the type `default` would be ignored: the published code reads no factor
+    // there.
     let scales = |key: &&&str| {
         let neutral = |value: &Value| NEUTRAL.contains(&value.as_f64());
         fields.get(key).is_some_and(|value| !neutral(value))
@@ -283,7 +284,7 @@ impl ScalingFields<'_> {
         let implied = max.filter(|max| *max > original);
         let implied = implied.map(|max| max as f64 / original as f64);
         let factor = fields.number("factor")?.or(implied).unwrap_or(1.0);
-        // Phi-3.5-MoE states what it multiplies cos and sin by, short and long.
+        // Phi-3.5-MoE states the factors on cos and sin, short and long.
         let (short, long) = (
             fields.number("short_mscale")?,
             fields.number("long_mscale")?,

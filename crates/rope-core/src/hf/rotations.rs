@@ -42,8 +42,8 @@ fn rope_object<'a>(
 fn layer_types<'a>(rope: &Fields<'a>) -> Result<Vec<&'a str>, ConfigError> {
     let stated = rope.keys().filter_map(|key| Some((key, rope.get(key)?)));
     let (types, beside): (Vec<_>, Vec<_>) = stated.partition(|(_, value)| is_object(value));
-    // Transformers does not read what stands beside layer types: it may say nothing, or what one of
-    // them says.
+    // Transformers does not read keys beside layer types: they may only repeat a value of a layer
+    // type.
     let is_said = |(key, value): &(&str, &Value)| {
         let says_nothing = ["rope_type", "type"].contains(key) && **value == "default";
         let said = types
@@ -107,12 +107,12 @@ pub(super) fn rotations<'a>(
     if let Some(rope) = rope.as_ref().filter(|_| !per_layer) {
         check_original_length(family, config, rope, context)?;
     }
-    // The class does not read the theta of sliding layers where there is an object for all.
+    // The class does not read the theta of sliding layers if one object covers all layers.
     let reads_local = rope.is_none() || family.one_object != OneObject::All;
     let local = family.local.filter(|_| reads_local);
     let names: Vec<&str> = match (&rope, local) {
         (Some(rope), local) if per_layer => {
-            // The modelling code fills in a null where it knows what the layer type falls back to.
+            // The modelling code replaces a null by the default of the layer type, if it has one.
             let falls_back = |name: &&str| {
                 local.is_some() && [FULL, SLIDING].contains(name) && rope.is_null(name)
             };
@@ -157,8 +157,8 @@ pub(super) fn rotations<'a>(
     Ok(rotations)
 }
 
-/// The context for the rope object of one layer type, or for the one of all layers: transformers
-/// does not read the original length for layer types.
+/// The context for the rope object of one layer type or of all layers. Transformers does not read
+/// the original length for layer types.
 fn context_of(layer_type: Option<&str>, context: RopeContext) -> RopeContext {
     let common_length = context.original_max_position_embeddings;
     RopeContext {
@@ -167,7 +167,8 @@ fn context_of(layer_type: Option<&str>, context: RopeContext) -> RopeContext {
     }
 }
 
-/// The original length inside the rope object must be the one beside it, which transformers takes.
+/// Checks that the original length inside the rope object equals the one beside it, which
+/// transformers uses.
 fn check_original_length(
     family: &Family,
     config: &Fields,
@@ -262,8 +263,8 @@ pub(super) fn agree_with_outer(
     Ok(())
 }
 
-/// A rope object must mean what one of the rotations says that it is meant for. What it leaves out
-/// it does not deny.
+/// Checks that a rope object agrees with one of the rotations that it applies to. Missing keys
+/// agree with any value.
 fn agree(
     family: &Family,
     stated: &Fields,
@@ -298,7 +299,7 @@ fn agree(
     Err(ConfigError::contradiction(stated.stated(), right, remedy).into())
 }
 
-/// True if what is stated, if it is, is what holds.
+/// True if nothing is stated, or the stated value is the one in effect.
 fn meets<T: PartialEq>(stated: &Option<T>, holds: &Option<T>) -> bool {
     stated.is_none() || stated == holds
 }

@@ -40,7 +40,7 @@ pub(crate) type TileKernel<E> = unsafe fn(&Tile<E>);
 /// - the tile is as [`norm_tile`] demands
 pub(crate) type NormKernel<E> = unsafe fn(&NormTile<E>);
 
-/// A set of vector instructions that this processor has; one that it lacks cannot be constructed.
+/// A set of vector instructions that this processor has. An unavailable set cannot be constructed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InstructionSet(Kind);
 
@@ -56,10 +56,10 @@ enum Kind {
 }
 
 impl InstructionSet {
-    /// The instructions of every processor.
+    /// Code for any processor, without optional instructions.
     pub const PORTABLE: Self = Self(Kind::Portable);
 
-    /// All sets that this processor has, from plainest to widest.
+    /// Returns all sets that this processor has, from the portable one to the widest.
     pub fn available() -> impl Iterator<Item = Self> {
         let mut sets = [Some(Self::PORTABLE), None, None];
         #[cfg(target_arch = "x86_64")]
@@ -74,7 +74,7 @@ impl InstructionSet {
         sets.into_iter().flatten()
     }
 
-    /// The widest set that this processor has.
+    /// Returns the widest set that this processor has.
     pub fn best() -> Self {
         Self::available().last().unwrap_or(Self::PORTABLE)
     }
@@ -88,7 +88,7 @@ impl InstructionSet {
         }
     }
 
-    /// The name in reports.
+    /// The name used in reports.
     pub fn name(self) -> &'static str {
         match self.0 {
             Kind::Portable => "portable",
@@ -110,8 +110,8 @@ impl std::fmt::Display for InstructionSet {
 
 /// Element types that have kernels.
 ///
-/// Never inlined: whoever inlines a function that names kernels compiles all of them again, and the
-/// compiler does inline one as small as this into other crates.
+/// Never inlined: a crate that inlines a function that names kernels compiles all kernels again,
+/// and the compiler inlines functions of this size across crates.
 pub(crate) trait KernelElement: Sized {
     /// True if vector kernels may multiply by these values.
     fn are_safe(_: &[Self::Acc]) -> bool
@@ -172,12 +172,12 @@ kernels_for! {
 
 /// True if no NaN is among the values.
 ///
-/// Vector kernels round to bf16 by adding to the bits, which may carry a NaN with bits in the lower
-/// half of its word to zero. An element has none there, and arithmetic passes a NaN on as it is, or
-/// makes one that has none: only angles and weights bring some. The portable kernel tests each
-/// value that it rounds.
+/// Vector kernels round to bf16 by adding to the bits, which may turn a NaN with bits in the lower
+/// half of its word into zero. An element has no such bits, and arithmetic passes a NaN on
+/// unchanged or produces one without them, so only angles and weights can contain them. The
+/// portable kernel tests each value that it rounds.
 fn are_numbers(values: &[f32]) -> bool {
-    // Without a way out, so that the compiler vectorises it.
+    // Without an early exit, so that the compiler vectorises the loop.
     !values.iter().fold(false, |nan, value| nan | value.is_nan())
 }
 

@@ -3,7 +3,7 @@
 use super::vector::{Memory, RegisterOf};
 use crate::element::Element;
 
-/// Where the members of a run's pairs are: [`Split`] or [`Zipped`].
+/// The places of the members of a run's pairs: [`Split`] or [`Zipped`].
 ///
 /// # Safety
 /// Of every function: the processor has the instructions of `M`. The run at `of` holds `run` pairs

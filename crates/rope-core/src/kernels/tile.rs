@@ -28,10 +28,10 @@ use super::portable::Portable;
 use super::vector::{self, Memory, Register};
 use crate::element::Element;
 
-/// Heads that are rotated together by a token's coefficients where tokens are the inner dimension:
-/// as many stretches of memory are read, and as many written. They are often a power of two apart
-/// and then share a set of the first-level cache, which has eight ways, with each other and with a
-/// neighbour on the same core. Where heads are the inner dimension, all of them are one group.
+/// Heads rotated together by a token's coefficients if tokens are the inner dimension. Each head is
+/// one stream of memory to read and one to write. Heads are often a power of two apart and then
+/// share a set of the first-level cache, which has eight ways, with each other and with another
+/// thread of the core. If heads are the inner dimension, all of them form one group.
 pub(super) const HEADS_OUTSIDE_GROUP: usize = 4;
 
 /// How a pairing reads or writes a row.
@@ -80,9 +80,9 @@ pub(crate) struct Tile<E: Element> {
 }
 
 impl<E: Element> Tile<E> {
-    /// Tiles of this one's rows, in memory order, for heads that have coefficients of their own:
-    /// those of a token follow one another. Each tile has one head, and what it counts as tokens
-    /// are the heads of a token, or the tokens of a head.
+    /// Divides this tile's rows, in memory order, into tiles for heads with separate coefficients.
+    /// The coefficients of a token's heads follow one another. Each tile has one head; its tokens
+    /// are the heads of one token or the tokens of one head.
     pub(crate) fn each_head(&self) -> impl Iterator<Item = Self> {
         let per_head = self.coefficients.stride;
         let head = (self.heads, self.head_strides, per_head);
@@ -155,15 +155,15 @@ impl<E: Element> Tile<E> {
 /// Bytes of a cache line.
 pub(super) const LINE_BYTES: usize = 64;
 
-/// True if `start`, and all that is multiples of these numbers of elements after it, start a cache
-/// line.
+/// True if `start`, and every address a multiple of these numbers of elements after it, start a
+/// cache line.
 pub(super) fn starts_lines<E>(start: *const E, elements: impl IntoIterator<Item = usize>) -> bool {
     let per_line = LINE_BYTES / size_of::<E>();
     start.addr().is_multiple_of(LINE_BYTES)
         && elements.into_iter().all(|n| n.is_multiple_of(per_line))
 }
 
-/// Where c1, s1, c2, s2 of a token start: `pairs` values each.
+/// The addresses of c1, s1, c2, s2 of a token: `pairs` values each.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Coefficients<A> {
     /// c1 and c2.
@@ -179,7 +179,7 @@ pub(crate) struct Coefficients<A> {
 }
 
 impl<A> Coefficients<A> {
-    /// Those that start `values` further on; reading them needs values to be there.
+    /// The coefficients `values` further on; reading them requires values there.
     #[inline(always)]
     pub(super) fn skip(self, values: usize) -> Self {
         let [c1, c2] = self.cos;
@@ -192,9 +192,9 @@ impl<A> Coefficients<A> {
     }
 }
 
-/// Bytes from a row that is read to what is fetched with it, where heads are the inner dimension:
-/// the processor's own look-ahead keeps too little of the memory busy, and follows no further than
-/// a page. Where tokens are, it keeps up with a group's stretches.
+/// Bytes from the row being read to the prefetched one, if heads are the inner dimension: the
+/// hardware prefetcher keeps too few requests outstanding and stops at a page boundary. If tokens
+/// are the inner dimension, it follows the streams of a group.
 const PREFETCHED: usize = 4096;
 
 /// The rotated parts of a group of heads of one token.
@@ -204,12 +204,12 @@ struct Rows<E> {
     to: *mut E,
     strides: [usize; 2],
     heads: usize,
-    /// Elements from a row to what is fetched into the cache with it; 0 where that does not help.
+    /// Elements from a row to the row prefetched with it; 0 where prefetching does not help.
     ahead: usize,
 }
 
 impl<E: Copy> Rows<E> {
-    /// The rows `elements` further on in source and destination, if there are any.
+    /// The rows `elements` further on in source and destination, if any.
     #[inline(always)]
     fn skip(self, elements: [usize; 2]) -> Self {
         Self {
@@ -219,7 +219,7 @@ impl<E: Copy> Rows<E> {
         }
     }
 
-    /// Has the cache lines of a later row of `elements` fetched.
+    /// Prefetches the cache lines of a later row of `elements`.
     #[inline(always)]
     fn fetch<M: Memory<E>>(&self, elements: usize)
     where
@@ -322,7 +322,7 @@ where
     /// True if rows are written in the order in which they are read.
     const SAME_ORDER: bool = Read::ZIPPED == Write::ZIPPED;
 
-    /// Rotates a tile, one of 64 or 128 rotated channels by code of its own.
+    /// Rotates a tile, with separate code for 64 and 128 rotated channels.
     unsafe fn rotate(tile: &Tile<E>) {
         let pairs = if tile.run == tile.pairs {
             tile.pairs
@@ -473,8 +473,8 @@ where
         }
     }
 
-    /// Rotates the pairs of a run from `at` on as far as whole registers reach; returns where it
-    /// stopped.
+    /// Rotates the pairs of a run from `at` on, as far as whole registers reach, and returns the
+    /// end.
     #[inline(always)]
     unsafe fn run(
         from: *const E,
@@ -504,7 +504,7 @@ where
         }
     }
 
-    /// [`run`](Self::run) in a function of its own, compiled once for all instructions.
+    /// [`run`](Self::run) in a separate function, compiled once for all instruction sets.
     #[inline(never)]
     unsafe fn rest(
         from: *const E,

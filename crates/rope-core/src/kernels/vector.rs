@@ -11,25 +11,24 @@ pub(crate) trait Kernel {
     /// Runs it.
     ///
     /// # Safety
-    /// The processor has the instructions that the kernel is made of; the rest the kernel says.
+    /// The processor has the instructions of the kernel, and the kernel's own conditions hold.
     unsafe fn run(args: Self::Args<'_>);
 }
 
 /// A set of instructions.
 pub(crate) trait Instructions: 'static {
-    /// Runs a kernel that is compiled with these instructions, in a function of its own.
+    /// Runs a kernel compiled with these instructions, in a separate function.
     ///
     /// # Safety
-    /// The processor has them; the rest the kernel says.
+    /// The processor has these instructions, and the kernel's own conditions hold.
     unsafe fn run<K: Kernel>(args: K::Args<'_>);
 }
 
 /// A register of `N` values and its arithmetic.
 ///
-/// No operation contracts a product and a sum unless it is asked for by
-/// [`mul_add`](Self::mul_add), so every implementation gives the same bits. The rotation alone does
-/// not ask for it: given the same cos and sin, it gives those of the unfused expression
-/// `x * cos + rotate_half(x) * sin`.
+/// Only [`mul_add`](Self::mul_add) contracts a product and a sum, so every implementation gives the
+/// same bits. The rotation alone does not use it: given the same cos and sin, it is bit-identical
+/// to the unfused expression `x * cos + rotate_half(x) * sin`.
 ///
 /// # Safety
 /// Of every function: the processor has the register's instructions.
@@ -42,7 +41,7 @@ pub(crate) trait Register: Copy {
     /// overwritten, and the caches keep their contents. Other threads see the stores after
     /// [`fence`](Self::fence).
     const STREAMS: bool = false;
-    /// True if common lengths of rows have code of their own.
+    /// True if common lengths of rows have separate code.
     const COMMON_LENGTHS: bool = true;
 
     /// Reads `N` values.
@@ -81,11 +80,11 @@ pub(crate) trait Register: Copy {
     unsafe fn signs(negative: bool) -> Self;
     /// Negates the values where `signs` says so.
     unsafe fn flip(self, signs: Self) -> Self;
-    /// Has the cache line of an address fetched, which need not be valid: into the first-level
-    /// cache if `NEAR`, else the second.
+    /// Prefetches the cache line of an address, which need not be valid, into the first-level cache
+    /// if `NEAR`, else into the second.
     #[inline(always)]
     fn prefetch<const NEAR: bool, T>(_: *const T) {}
-    /// Makes what was stored with `STREAM` visible to other threads.
+    /// Makes stores with `STREAM` visible to other threads.
     #[inline(always)]
     unsafe fn fence() {}
 }
@@ -118,7 +117,7 @@ pub(crate) trait Memory<E: Element>: Instructions {
     /// True if the order of [`load_double`](Self::load_double) is that of
     /// [`load_pairs`](Self::load_pairs), and costs less than that of the elements.
     const UNZIPS: bool = false;
-    /// True to write and read a widened element costs less than to widen it a second time.
+    /// True if writing and reading a widened element costs less than widening it a second time.
     const KEEPS_WIDE: bool = false;
 
     /// Reads and widens `N` elements.

@@ -16,7 +16,7 @@ pub(super) struct AudioVideo<'w, 'a, 't> {
     pub(super) tokens: &'t [usize],
 }
 
-/// The tokens and positions that a span took.
+/// The tokens and positions used by a span.
 pub(super) struct Placed {
     pub(super) tokens: usize,
     pub(super) next: f64,
@@ -79,7 +79,7 @@ impl AudioVideo<'_, '_, '_> {
         })
     }
 
-    /// Places start or end tokens; returns the number of ids that they take.
+    /// Places start or end tokens and returns the number of ids they take.
     fn markers(&mut self, tokens: &[usize], next: f64) -> usize {
         let share = self.audio.markers_share;
         for (token, id) in self.walk.sums.run(next, tokens) {
@@ -89,7 +89,7 @@ impl AudioVideo<'_, '_, '_> {
         tokens.len().min(if share { 1 } else { tokens.len() })
     }
 
-    /// The order in which transformers deals out the positions, whatever the tokens are.
+    /// The order in which transformers assigns the positions, whatever the tokens are.
     fn dealt_by_transformers(&self, block: &Block, start: f64, audio_tokens: usize) -> Dealt {
         let plane = block.merged[1] * block.merged[2];
         let video: Vec<f32> = (0..block.tokens())
@@ -102,7 +102,7 @@ impl AudioVideo<'_, '_, '_> {
                 by_chunks(&video, &audio, (per_second * seconds).trunc() as f32)
             }
             None => {
-                // Compared as ids, which in f32 may be equal where times are not.
+                // Compared as ids, which may be equal in f32 although the times differ.
                 let sums = self.walk.sums;
                 let ids = |time: &f32| sums.add(start, f64::from(*time));
                 let [video, audio] = [video, audio].map(|times| times.iter().map(ids).collect());
@@ -112,7 +112,7 @@ impl AudioVideo<'_, '_, '_> {
     }
 }
 
-/// For each token in turn, whether it takes a video position, and where the last piece begins.
+/// For each token, in order, true if it takes a video position; and the start of the last piece.
 struct Dealt {
     order: Vec<bool>,
     last_piece: usize,
@@ -150,7 +150,7 @@ fn by_chunks(video: &[f32], audio: &[f32], ids_per_chunk: f32) -> Dealt {
     dealt
 }
 
-/// Lengths of the chunks: one ends where time reaches the next multiple, and only one at a time.
+/// Lengths of the chunks: each ends where time reaches the next multiple, one chunk at a time.
 fn chunks(time: &[f32], ids_per_chunk: f32) -> Vec<usize> {
     let mut lengths = Vec::new();
     let mut begin = 0;

@@ -28,11 +28,11 @@ impl Kind {
     }
 }
 
-/// A prompt whose tokens, grids, masks and lengths do not fit together.
+/// A prompt with inconsistent tokens, grids, masks or lengths.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PositionIdsError {
-    /// A family whose position ids this crate does not know.
+    /// A family with position ids unknown to this crate.
     #[error(
         "no position ids are known for model type {}; known are the families with mrope_section",
         found.join(" / ")
@@ -51,12 +51,12 @@ pub enum PositionIdsError {
         /// The value found.
         found: f64,
     },
-    /// A list whose length does not follow from the tokens.
+    /// A list of a length that does not match the tokens.
     #[error("{what} has {found} entries, expected {expected}, one per {per}")]
     Length {
         /// The list.
         what: &'static str,
-        /// The thing that an entry belongs to.
+        /// The unit of the list: each has one entry.
         per: &'static str,
         /// Entries expected.
         expected: usize,
@@ -68,7 +68,7 @@ pub enum PositionIdsError {
     Batch {
         /// Tokens given.
         tokens: usize,
-        /// Rows asked for.
+        /// Rows requested.
         rows: usize,
     },
     /// Cumulative lengths that do not describe a packing of the tokens.
@@ -104,7 +104,7 @@ pub enum PositionIdsError {
         /// Patches that merge into one token along T, H and W.
         merge: [usize; 3],
     },
-    /// A placeholder for which no grid is left.
+    /// A placeholder without a remaining grid.
     #[error(
         "token {token} of row {row} is a placeholder of {kind}, but \
          all {given} {kind} grids are used up; pass one grid per {kind}, in reading order"
@@ -119,7 +119,7 @@ pub enum PositionIdsError {
         /// Grids given.
         given: usize,
     },
-    /// Grids for which there are no placeholders.
+    /// Grids without placeholders.
     #[error("{given} {kind} grids were given, but the prompt has placeholders for {used}")]
     UnusedGrid {
         /// `image` or `video`.
@@ -129,8 +129,7 @@ pub enum PositionIdsError {
         /// Grids that the placeholders use.
         used: usize,
     },
-    /// A run of placeholders that is shorter than its grid, or an audio-in-video span with more
-    /// than it.
+    /// A run of placeholders shorter than its grid, or an audio-in-video span longer than its grid.
     #[error(
         "the {kind} at token {token} of row {row} takes {expected} placeholder tokens for \
          its grid {grid:?}, found {found}"
@@ -163,12 +162,12 @@ pub enum PositionIdsError {
         /// Ranks of the split.
         ranks: usize,
     },
-    /// More tokens or patches than memory holds.
+    /// More tokens or patches than fit into memory.
     #[error("{found} {what} or more do not fit in memory; expected fewer")]
     TooMany {
         /// The things counted.
         what: &'static str,
-        /// Their number, or the largest `usize` where it is larger.
+        /// Their number, saturating at the largest `usize`.
         found: usize,
     },
     /// A rank beyond the split, or a token beyond the prompt.
@@ -178,7 +177,7 @@ pub enum PositionIdsError {
         what: &'static str,
         /// The index.
         found: usize,
-        /// How many there are.
+        /// The number of ranks or tokens.
         count: usize,
     },
 }

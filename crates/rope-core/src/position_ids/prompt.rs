@@ -1,4 +1,4 @@
-//! A prompt, and the walk over it that assigns position ids.
+//! Prompts, and the pass over them that assigns position ids.
 
 use super::audio_video::AudioVideo;
 use super::error::{Kind, PositionIdsError};
@@ -9,14 +9,14 @@ use crate::positions::{MAX_POSITION, Positions};
 
 /// Time, height and width.
 pub(super) const AXES: usize = 3;
-/// The highest id that a rotation takes.
+/// The highest id that a rotation accepts.
 const MAX_ID: f64 = MAX_POSITION as f64;
-/// The most rows without a token: any number divides into them.
+/// The limit on empty rows, since 0 tokens divide into any number of rows.
 const MOST_EMPTY_ROWS: usize = 1 << 20;
 /// One position: its id on each axis.
 pub(super) type Ids = [f64; AXES];
 
-/// How ids add up: exactly, or in f32 where a version of transformers keeps fractions of them.
+/// The arithmetic of ids: exact, or f32 where a version of transformers keeps fractions.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sums {
     pub(super) in_f32: bool,
@@ -40,34 +40,34 @@ impl Sums {
     }
 }
 
-/// How the tokens divide into sequences. Positions start at 0 in each.
+/// The division of the tokens into sequences. Positions start at 0 in each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rows<'a> {
-    /// That many rows of one length.
+    /// A number of rows of equal length.
     Batch(usize),
     /// One buffer; sequence i is `cu_seqlens[i]..cu_seqlens[i + 1]`.
     Packed(&'a [usize]),
 }
 
-/// The parts of a prompt that its position ids follow from.
+/// The parts of a prompt that determine its position ids.
 #[derive(Clone, Copy, Debug)]
 pub struct Prompt<'a> {
     /// Token ids, row after row.
     pub input_ids: &'a [i64],
-    /// How they divide into sequences.
+    /// The division into sequences.
     pub rows: Rows<'a>,
     /// True for tokens, false for padding; without it, no token is padding.
     pub attention_mask: Option<&'a [bool]>,
-    /// Modality of each token: 0 text, 1 image, 2 video, 3 audio. Read off the token ids where
-    /// absent; needed where videos have the placeholder of images: GLM prompts without a video
+    /// Modality of each token: 0 text, 1 image, 2 video, 3 audio. If absent, it is derived from the
+    /// token ids. Required if videos use the placeholder of images: GLM prompts without a video
     /// start token, and ERNIE's own configuration (`im_patch_id`).
     pub mm_token_type_ids: Option<&'a [i64]>,
     /// T, H and W of each image in patches, before the merge, in reading order over all rows.
     pub image_grids: &'a [[usize; 3]],
     /// T, H and W of each video in patches, before the merge, in reading order over all rows.
     pub video_grids: &'a [[usize; 3]],
-    /// Seconds per temporal patch of each video; 1 where absent. Unused by families without
-    /// absolute time.
+    /// Seconds per temporal patch of each video; 1 if absent. Families without absolute time ignore
+    /// it.
     pub seconds_per_grid: Option<&'a [f64]>,
 }
 
@@ -85,8 +85,8 @@ impl Default for Prompt<'_> {
     }
 }
 
-/// Position ids of a prompt: T, H and W for each token. They are whole numbers, unless a
-/// [`Compatibility`] was asked for that gives [`Divergence::Fractions`].
+/// Position ids of a prompt: T, H and W for each token. They are whole numbers, except with a
+/// [`Compatibility`] that has [`Divergence::Fractions`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct PositionIds {
     ids: Vec<f64>,
@@ -110,13 +110,15 @@ impl PositionIds {
         &self.ids[axis * tokens..(axis + 1) * tokens]
     }
 
-    /// For each row, the first id after it less the number of its tokens (padding not counted, but
-    /// by transformers 4.57): what a decoder adds to a token's index to get its id.
+    /// For each row, the first id after it minus its number of tokens, without padding
+    /// (transformers 4.57 counts padding). A decoder adds this delta to a token's index to get its
+    /// id.
     pub fn rope_deltas(&self) -> &[f64] {
         &self.rope_deltas
     }
 
-    /// The ids of the `count` tokens that follow the prompt in row `row`, the same on each axis.
+    /// Computes the ids of the `count` tokens that follow the prompt in row `row`, equal on all
+    /// axes.
     ///
     /// # Errors
     /// [`PositionIdsError::Index`] if there is no such row;
@@ -142,13 +144,13 @@ impl PositionIds {
         checked(&ids)
     }
 
-    /// Where these ids depart from the rule: empty unless a [`Compatibility`] was asked for and
-    /// this prompt shows it.
+    /// The differences of these ids from the rule: empty unless a [`Compatibility`] was selected
+    /// and changes the ids of this prompt.
     pub fn divergences(&self) -> &[Divergence] {
         &self.divergences
     }
 
-    /// All ids, as the rotation takes them.
+    /// Returns all ids as [`Positions`] for the rotation.
     ///
     /// # Errors
     /// [`RopeError::PositionOutOfRange`](crate::RopeError::PositionOutOfRange) beyond 2^31.
@@ -156,7 +158,7 @@ impl PositionIds {
         checked(&self.ids)
     }
 
-    /// The ids of the tokens at `indices`, as a rank of a context-parallel split holds them.
+    /// Returns the ids of the tokens at `indices`, such as the shard of a context-parallel rank.
     ///
     /// # Errors
     /// [`PositionIdsError::Index`] if a token does not exist; those of
@@ -176,7 +178,7 @@ impl PositionIds {
     }
 }
 
-/// Whole numbers as ids, so that they are refused as such; the others as real positions.
+/// Converts whole numbers to ids, so that errors refer to ids, and others to real positions.
 fn checked(ids: &[f64]) -> Result<Positions> {
     if ids.iter().any(|id| id.fract() != 0.0) {
         return Positions::real(AXES, ids);
@@ -186,15 +188,16 @@ fn checked(ids: &[f64]) -> Result<Positions> {
 }
 
 impl PositionRules {
-    /// The position ids of a prompt. Padding gets 0.
+    /// Computes the position ids of a prompt. Padding gets 0.
     ///
     /// # Shapes
     /// all per-token lists: `[rows, tokens]`, flat; grids: one per image and video
     /// # Units
     /// grids in patches before the merge; time in seconds
     /// # Errors
-    /// [`PositionIdsError`] if tokens, grids, masks and lengths do not fit together, or seconds put
-    /// a video's ids beyond 2^31; [`RopeError::PositionOutOfRange`] if several videos do.
+    /// [`PositionIdsError`] if tokens, grids, masks and lengths are inconsistent, or if the seconds
+    /// of one video put its ids beyond 2^31; [`RopeError::PositionOutOfRange`] if several videos
+    /// together do.
     pub fn position_ids(&self, prompt: &Prompt) -> Result<PositionIds> {
         let tokens = prompt.input_ids.len();
         let videos = prompt.video_grids.len();
@@ -275,8 +278,8 @@ impl PositionRules {
         })
     }
 
-    /// True for each token that stands for a part of a video: by the modalities, else by its id,
-    /// and where videos have the placeholder of images by the tokens around it.
+    /// Returns true for each placeholder of a video. It is recognised by the modalities, else by
+    /// its id, and, if videos use the placeholder of images, by the surrounding tokens.
     ///
     /// # Errors
     /// [`PositionIdsError::TokenType`]
@@ -346,7 +349,7 @@ fn row_ranges(rows: Rows, tokens: usize) -> Result<Vec<std::ops::Range<usize>>, 
     }
 }
 
-/// A block of vision tokens: where it starts and how it spreads.
+/// A block of vision tokens: its start and its extent on each axis.
 pub(super) struct Block {
     pub(super) grid: [usize; 3],
     /// Merged patches along T, H and W.
@@ -357,7 +360,7 @@ pub(super) struct Block {
 
 impl Block {
     pub(super) fn tokens(&self) -> usize {
-        // A grid beyond all counting is beyond the tokens of any prompt too, and refused for that.
+        // A grid that overflows also exceeds the tokens of any prompt and is rejected for that.
         self.merged
             .iter()
             .fold(1, |tokens: usize, size| tokens.saturating_mul(*size))
@@ -373,7 +376,7 @@ impl Block {
     }
 }
 
-/// The state of the walk: what has been used up, what has been dealt out.
+/// The state of the pass: the inputs consumed and the ids assigned.
 pub(super) struct Walk<'a> {
     pub(super) rules: &'a PositionRules,
     prompt: &'a Prompt<'a>,
@@ -381,14 +384,14 @@ pub(super) struct Walk<'a> {
     pub(super) sums: Sums,
     images: usize,
     videos: usize,
-    /// Frames of the current video that have their ids, where each is a block of its own.
+    /// Frames of the current video with assigned ids, if each frame is a separate block.
     frame: usize,
     ids: Vec<f64>,
     pub(super) divergences: Vec<Divergence>,
 }
 
 impl Walk<'_> {
-    /// Deals out the ids of one row's tokens; returns the first id that is free on every axis.
+    /// Assigns the ids of one row's tokens and returns the first id that is free on every axis.
     fn row(&mut self, row: usize, tokens: &[usize]) -> Result<f64> {
         let sums = self.sums;
         let mut next = 0.0;
@@ -447,7 +450,7 @@ impl Walk<'_> {
         Ok(first_free)
     }
 
-    /// The next id after a block: past all of it, or past its plane where that is asked for.
+    /// The next id after a block: past all of it, or past its plane only, under a compatibility.
     fn after_block(&mut self, past_plane: f64, past_all: f64) -> f64 {
         let forgets = self.rules.compatibility == Compatibility::Transformers5_23
             && self.rules.family.forgets_time
@@ -467,8 +470,8 @@ impl Walk<'_> {
         }
     }
 
-    /// The tokens from `at` on, all of `kind`, that transformers numbers at once, which matters
-    /// where sums are rounded: the end token after a block is numbered alone.
+    /// The tokens of `kind` from `at` on that transformers numbers together: the end token after a
+    /// block is numbered alone. This matters where sums are rounded.
     fn run<'t>(&self, kind: Kind, tokens: &'t [usize], at: usize) -> &'t [usize] {
         let kind_of = |index: usize| Some(self.kinds[*tokens.get(index)?]);
         let opens = |index: usize| self.opens_audio_in_video(&tokens[index..]).is_some();
@@ -515,8 +518,8 @@ impl Walk<'_> {
             .into());
         }
         let mut merged = [grid[0] / merge[0], grid[1] / merge[1], grid[2] / merge[2]];
-        // Frames that the prompt has no tokens for are refused by the caller, who counts them; laid
-        // out here they would only take memory.
+        // The caller counts frames and rejects those without tokens; laying them out here would
+        // only take memory.
         let frames = merged[0].min(self.prompt.input_ids.len());
         let time = if kind == Kind::Video && self.rules.family.block_per_frame {
             self.frame = (self.frame + 1) % merged[0];
@@ -548,8 +551,8 @@ impl Walk<'_> {
         if !(stated.is_finite() && stated >= 0.0) {
             return Err(refused("a finite number, 0 or more").into());
         }
-        // f32 and this order of products, as the checkpoints' own preprocessing has it: rounding
-        // decides whether 10 x 0.7 reaches 7.
+        // f32 and this order of products, as in the checkpoints' preprocessing: rounding decides
+        // whether 10 x 0.7 reaches 7.
         let mut seconds = stated as f32;
         let audio = self.rules.family.audio_in_video;
         if self.rules.compatibility == Compatibility::Transformers4_57

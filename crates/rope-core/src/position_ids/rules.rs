@@ -5,35 +5,35 @@ use crate::error::Result;
 use crate::hf::fields::{Fields, WHOLE, nested};
 use crate::hf::{ConfigError, parse_config};
 
-/// The rule, or the release of transformers, that position ids follow.
+/// The source of position ids: the rule, or a release of transformers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Compatibility {
-    /// The rule that the models were designed with.
+    /// The rule for which the models were designed.
     #[default]
     Exact,
-    /// The ids of transformers 4.57.6, to continue a run that was started with it.
+    /// The ids of transformers 4.57.6, to continue a run started with it.
     Transformers4_57,
-    /// The ids of transformers 5.23.0, to continue a run that was started with it.
+    /// The ids of transformers 5.23.0, to continue a run started with it.
     Transformers5_23,
 }
 
-/// A departure of a version of transformers from the rule that a prompt shows.
+/// A difference of a version of transformers from the rule that affects a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
 #[non_exhaustive]
 pub enum Divergence {
-    /// After a video the next id ignores time.
+    /// After a video, the next id ignores time.
     #[error(
         "after a video, the next id is its start plus max(height, width): time is forgotten, \
          and text repeats ids of the video's later frames"
     )]
     TimeForgotten,
-    /// Seconds per temporal patch are cut to whole seconds before they are used.
+    /// Seconds per temporal patch are truncated to whole seconds before use.
     #[error("seconds per temporal patch are cut to whole seconds before they scale time")]
     WholeSeconds,
     /// The rope delta counts padding.
     #[error("the rope delta subtracts the padded length instead of the number of tokens")]
     PaddedDelta,
-    /// Audio in video takes positions in the order of chunks, whatever the tokens are.
+    /// Audio in video takes positions in chunk order, whatever the order of the tokens.
     #[error(
         "positions of audio in video are dealt out in the order of time, to tokens that are in \
          another order: video tokens get audio positions"
@@ -42,7 +42,7 @@ pub enum Divergence {
     /// Times of a video are not rounded to ids.
     #[error("frames of a video stand at fractions of an id, and so does what follows it")]
     Fractions,
-    /// After audio in video the next id follows the last piece alone.
+    /// After audio in video, the next id follows the last piece only.
     #[error("after audio in video, the next id follows the last piece, not the highest id")]
     LastPieceOnly,
 }
@@ -54,7 +54,7 @@ pub struct TokenIds {
     pub image: i64,
     /// Placeholder of a video patch.
     pub video: i64,
-    /// Placeholder of an audio frame, for models that hear.
+    /// Placeholder of an audio frame, for models with audio input.
     pub audio: Option<i64>,
     /// Start of an image or video; directly before `audio_start` it opens audio in video.
     pub vision_start: Option<i64>,
@@ -67,7 +67,7 @@ pub struct TokenIds {
 }
 
 impl TokenIds {
-    /// Token ids of a model that sees.
+    /// Creates the token ids of a model with image and video input.
     pub fn new(image: i64, video: i64) -> Self {
         Self {
             image,
@@ -89,9 +89,9 @@ pub(super) struct Family {
     pub(super) block_per_frame: bool,
     /// Temporal patches that merge into one token.
     temporal_merge: usize,
-    /// Ids per second of video; without, a temporal patch takes one id.
+    /// Ids per second of video; if `None`, a temporal patch takes one id.
     ids_per_second: Option<PerSecond>,
-    /// Transformers 5.23 forgets time after a video.
+    /// Transformers 5.23 ignores time after a video.
     pub(super) forgets_time: bool,
     pub(super) audio_in_video: Option<AudioInVideo>,
 }
@@ -99,17 +99,18 @@ pub(super) struct Family {
 /// Ids per second of video.
 #[derive(Clone, Copy, Debug)]
 struct PerSecond {
-    /// Those of the published checkpoints.
+    /// The value of the published checkpoints.
     published: f64,
-    /// Those of a configuration that does not say: the default of the class.
+    /// The value if the configuration does not state it: the default of the class.
     unstated: f64,
-    /// The key that states them.
+    /// The key that states the value.
     key: &'static str,
     /// True if that key is one of `vision_config`.
     in_vision: bool,
 }
 
-/// Of the omni models; they do not read `tokens_per_second`, which their `vision_config` has too.
+/// Ids per second of the omni models. They do not read `tokens_per_second`, although their
+/// `vision_config` has it.
 const OF_THINKER: PerSecond = PerSecond {
     published: 25.0,
     unstated: 25.0,
@@ -117,12 +118,12 @@ const OF_THINKER: PerSecond = PerSecond {
     in_vision: false,
 };
 
-/// How a family that hears lays out audio in video.
+/// The layout of audio in video in a family with audio input.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AudioInVideo {
     /// The two start tokens share one id, and so do the two end tokens.
     pub(super) markers_share: bool,
-    /// Seconds per chunk in which transformers deals out positions; without, it merges by time.
+    /// Seconds per chunk in which transformers assigns positions; if `None`, it merges by time.
     pub(super) seconds_per_chunk: Option<f64>,
     /// Transformers keeps fractions of an id.
     pub(super) fractional: bool,
@@ -202,7 +203,7 @@ static FAMILIES: [Family; 7] = [
     },
 ];
 
-/// How one model turns prompts into position ids.
+/// The rules by which one model computes position ids from prompts.
 ///
 /// # Examples
 /// ```
@@ -237,7 +238,8 @@ pub struct PositionRules {
 }
 
 impl PositionRules {
-    /// The rules of a family, with the constants of its published checkpoints: 2 x 2 patches merge.
+    /// Creates the rules of a family with the constants of its published checkpoints: 2 x 2 patches
+    /// merge.
     ///
     /// # Errors
     /// [`PositionIdsError::UnknownModelType`]
@@ -259,10 +261,10 @@ impl PositionRules {
         })
     }
 
-    /// The rules and token ids that a `config.json` states.
+    /// Reads the rules and token ids from a `config.json`.
     ///
     /// # Errors
-    /// [`ConfigError`] if it is no JSON, or a key is missing or has the wrong type;
+    /// [`ConfigError`] if the text is not JSON, or a key is missing or has the wrong type;
     /// [`PositionIdsError::UnknownModelType`].
     pub fn from_hf_config(json: &str) -> Result<Self> {
         let value = parse_config(json)?;
@@ -303,11 +305,11 @@ impl PositionRules {
             video_start: token("video_start_token")?,
             video_end: token("video_end_token")?,
         };
-        // ERNIE's own configuration states the merger beside the tower, and there it holds.
+        // ERNIE's own configuration states the merger beside the tower, and that value applies.
         let merge = |key: &str, beside: &str| -> Result<Option<usize>, ConfigError> {
             Ok(config.size(beside)?.or(vision.size(key)?))
         };
-        // Families without absolute time do not read the key, though some checkpoints carry it.
+        // Families without absolute time do not read the key, although some checkpoints contain it.
         let ids_per_second = match rules.family.ids_per_second {
             Some(ids) => {
                 let level = if ids.in_vision { &vision } else { config };
@@ -331,7 +333,7 @@ impl PositionRules {
         .checked()
     }
 
-    /// The same rules with another number of ids per second of video.
+    /// Sets the number of ids per second of video.
     ///
     /// # Errors
     /// [`PositionIdsError::Parameter`] if it is not finite and above 0.
@@ -343,17 +345,17 @@ impl PositionRules {
         .checked()
     }
 
-    /// Patches that merge into one token of a video along T, H and W; of an image along H and W.
+    /// Patches that merge into one token along T, H and W in videos, and along H and W in images.
     pub fn video_merge(&self) -> [usize; 3] {
         [self.temporal_merge, self.spatial_merge, self.spatial_merge]
     }
 
-    /// True if each temporal patch of a video is a block of its own, with text between them.
+    /// True if each temporal patch of a video is a separate block, with text between blocks.
     pub fn block_per_frame(&self) -> bool {
         self.family.block_per_frame
     }
 
-    /// The same rules as a version of transformers applies them.
+    /// Applies the rules as a version of transformers does.
     pub fn with_compatibility(self, compatibility: Compatibility) -> Self {
         Self {
             compatibility,

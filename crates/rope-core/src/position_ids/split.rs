@@ -25,7 +25,7 @@ pub(super) fn sequences(
 /// An empty list with room for `count` entries.
 ///
 /// # Errors
-/// [`PositionIdsError::TooMany`] if memory does not hold them.
+/// [`PositionIdsError::TooMany`] if they do not fit into memory.
 pub(crate) fn reserved<T>(what: &'static str, count: usize) -> Result<Vec<T>, PositionIdsError> {
     let mut list = Vec::new();
     let found = count;
@@ -34,17 +34,17 @@ pub(crate) fn reserved<T>(what: &'static str, count: usize) -> Result<Vec<T>, Po
     Ok(list)
 }
 
-/// The tokens that rank `rank` of `ranks` holds of a packed buffer, in the order in which it holds
-/// them.
+/// Returns the tokens of a packed buffer in the shard of rank `rank` of `ranks`, in shard order.
 ///
 /// Each sequence is cut into `2 * ranks` chunks; a rank holds the chunks `rank` and `2 * ranks - 1
-/// - rank`, so that causal attention costs every rank the same. A single rank holds all tokens, of
-/// sequences of any length. One row of a batch is the packing `[0, len]`.
+/// - rank`, so that causal attention costs every rank the same. A single rank holds all tokens, and
+///   its sequences may have any length. One row of a batch is the packing `[0, len]`.
 ///
 /// # Errors
 /// [`PositionIdsError::Zigzag`] if a sequence does not divide into the chunks,
 /// [`PositionIdsError::Index`] if there is no such rank, [`PositionIdsError::CuSeqlens`] if the
-/// lengths are no packing, [`PositionIdsError::TooMany`] if memory does not hold the result.
+/// lengths do not describe a packing, [`PositionIdsError::TooMany`] if the result does not fit into
+/// memory.
 ///
 /// # Examples
 /// ```
@@ -71,7 +71,7 @@ pub fn zigzag(cu_seqlens: &[usize], ranks: usize, rank: usize) -> Result<Vec<usi
     let tokens = cu_seqlens.last().copied().unwrap_or(0);
     let chunks = ranks.saturating_mul(2);
     let sequences = sequences(cu_seqlens, tokens)?;
-    // Without a split nothing has to divide.
+    // Without a split, any length is valid.
     if ranks == 1 {
         let mut held = reserved("tokens", tokens)?;
         held.extend(0..tokens);

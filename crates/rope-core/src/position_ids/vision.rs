@@ -1,4 +1,4 @@
-//! Positions inside vision towers: row and column of every patch, and the order of patches in
+//! Positions in vision towers: row and column of every patch, and the order of patches in
 //! attention.
 
 use super::error::{Kind, PositionIdsError};
@@ -6,7 +6,7 @@ use super::split::reserved;
 use crate::error::Result;
 use crate::positions::Positions;
 
-/// Checks every grid and adds up what `count` counts of it, at most the largest `usize`.
+/// Checks every grid and sums `count` over the grids, saturating at the largest `usize`.
 fn total(
     grids: &[[usize; 3]],
     merge: usize,
@@ -16,12 +16,12 @@ fn total(
     grids.iter().try_fold(0, add)
 }
 
-/// Patches of a grid, at most the largest `usize`.
+/// Patches of a grid, saturating at the largest `usize`.
 fn patches([frames, height, width]: [usize; 3]) -> usize {
     frames.saturating_mul(height).saturating_mul(width)
 }
 
-/// A sum of [`total`] that was not cut off.
+/// Checks that a sum of [`total`] did not saturate.
 fn countable(patches: usize) -> Result<usize, PositionIdsError> {
     let (what, found) = ("patches", patches);
     let fits = patches < usize::MAX;
@@ -47,16 +47,16 @@ fn check(grid: [usize; 3], merge: usize) -> Result<[usize; 3], PositionIdsError>
     }
 }
 
-/// Row and column of every patch, two axes, in the order in which processors emit patches: block by
-/// block of the `merge` x `merge` patches that become one token.
+/// Computes row and column of every patch, in the order in which image processors emit patches: by
+/// blocks of `merge` x `merge` patches, which become one token each.
 ///
-/// `merge` 1 gives reading order (PaddleOCR-VL's tower).
+/// With `merge` 1, patches are in reading order (PaddleOCR-VL's tower).
 ///
 /// # Shapes
 /// `[2, patches]` (height, width); patches run over all frames of all grids
 /// # Errors
 /// [`PositionIdsError::Grid`] if a grid is empty or does not divide into blocks;
-/// [`PositionIdsError::TooMany`] if memory does not hold the result.
+/// [`PositionIdsError::TooMany`] if the result does not fit into memory.
 ///
 /// # Examples
 /// ```
@@ -87,11 +87,12 @@ pub fn vision_positions(grids: &[[usize; 3]], merge: usize) -> Result<Positions>
     Positions::new(2, &ids)
 }
 
-/// Cumulative lengths of full attention in a tower: one sequence per frame, in patches.
+/// Computes the cumulative lengths of full attention in a tower, in patches: one sequence per
+/// frame.
 ///
 /// # Errors
-/// [`PositionIdsError::Grid`] if a grid is empty; [`PositionIdsError::TooMany`] if memory does not
-/// hold the result, or the patches are more than a `usize` counts.
+/// [`PositionIdsError::Grid`] if a grid is empty; [`PositionIdsError::TooMany`] if the result does
+/// not fit into memory, or the number of patches overflows a `usize`.
 pub fn vision_cu_seqlens(grids: &[[usize; 3]]) -> Result<Vec<usize>> {
     countable(total(grids, 1, patches)?)?;
     let frames = total(grids, 1, |[frames, ..]| frames)?;
@@ -108,22 +109,22 @@ pub fn vision_cu_seqlens(grids: &[[usize; 3]]) -> Result<Vec<usize>> {
 /// The order of windowed attention.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VisionWindows {
-    /// For each merged token in window order, its index in the tower's own order. A merged token is
+    /// For each merged token in window order, its index in the tower's order. A merged token is
     /// `merge * merge` consecutive patches.
     pub window_index: Vec<usize>,
     /// Cumulative lengths of the windows, in patches.
     pub cu_window_seqlens: Vec<usize>,
 }
 
-/// Windows of `window` x `window` merged tokens over each frame, row by row; those at the right and
-/// lower edges are smaller.
+/// Divides each frame into windows of `window` x `window` merged tokens, row by row. Windows at the
+/// right and lower edges may be smaller.
 ///
 /// Qwen2.5-VL: `window = window_size / spatial_merge_size / patch_size`, 4 as published.
 ///
 /// # Errors
 /// [`PositionIdsError::Grid`] if a grid is empty or does not divide into blocks;
-/// [`PositionIdsError::Parameter`] if `window` is 0; [`PositionIdsError::TooMany`] if memory does
-/// not hold the result.
+/// [`PositionIdsError::Parameter`] if `window` is 0; [`PositionIdsError::TooMany`] if the result
+/// does not fit into memory.
 ///
 /// # Source
 /// Bai et al. 2025 (Qwen2.5-VL), section 2.1.1, <https://arxiv.org/abs/2502.13923>
@@ -143,7 +144,7 @@ pub fn vision_windows(grids: &[[usize; 3]], merge: usize, window: usize) -> Resu
     let mut frame_start = 0;
     for &[frames, height, width] in grids {
         let (height, width) = (height / merge, width / merge);
-        // A larger window is no different, and its end could be more than a `usize` counts.
+        // A larger window has the same effect, and its end could overflow a `usize`.
         let window = window.min(height.max(width));
         for _ in 0..frames {
             for top in (0..height).step_by(window) {

@@ -1,4 +1,4 @@
-//! RMSNorm of each head of q and k fused with their rotation: its definition, and the entry points.
+//! RMSNorm of each head of q and k fused with their rotation: definition and entry points.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -14,8 +14,8 @@ use crate::layout::{HeadsLayout, HeadsRef, Strides};
 use crate::parallel::for_each_block;
 use crate::spec::{Geometry, Pairing};
 
-/// Values from the start of a cache line on: a register that reaches into two lines is read and
-/// written in two accesses.
+/// Values aligned to a cache line, since a register that spans two lines is read and written in two
+/// accesses.
 struct Lines<T> {
     values: Vec<T>,
     start: usize,
@@ -26,7 +26,7 @@ impl<T: Copy> Lines<T> {
     fn new(len: usize, value: T) -> Self {
         let before = 64 / size_of::<T>() - 1;
         let values = vec![value; before + len];
-        // Values that cannot be aligned are only slower.
+        // Unaligned values are correct but slower.
         let start = values.as_ptr().align_offset(64).min(before);
         Self { values, start, len }
     }
@@ -44,14 +44,15 @@ impl<T: Copy> Lines<T> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NormOrder {
-    /// As Qwen3, Qwen3-VL, Qwen3.5, Gemma 3, GLM-4.5, LFM2, EXAONE 4 and most others do.
+    /// The norm first, as in Qwen3, Qwen3-VL, Qwen3.5, Gemma 3, GLM-4.5, LFM2, EXAONE 4 and most
+    /// others.
     #[default]
     BeforeRotation,
-    /// As Hunyuan (dense, MoE, VL), Llama 4 and nanochat do.
+    /// The rotation first, as in Hunyuan (dense, MoE, VL), Llama 4 and nanochat.
     AfterRotation,
 }
 
-/// RMSNorm of q and k, each head by itself: x / sqrt(mean(x^2) + eps) * weight.
+/// RMSNorm of each head of q and k: x / sqrt(mean(x^2) + eps) * weight.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "UncheckedNorm")]
 pub struct HeadNorm {
@@ -60,7 +61,7 @@ pub struct HeadNorm {
     order: NormOrder,
 }
 
-/// A [`HeadNorm`] as a file has it.
+/// A [`HeadNorm`] in its serialized form.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct UncheckedNorm {
@@ -81,11 +82,11 @@ impl TryFrom<UncheckedNorm> for HeadNorm {
 }
 
 impl HeadNorm {
-    /// A norm before the rotation, with `eps` added to the mean of the squares.
+    /// Creates a norm before the rotation, with `eps` added to the mean of the squares.
     ///
     /// # Errors
-    /// [`RopeError::NormEps`] unless `eps` is 0 or a normal number of f32, in which f32 and 16-bit
-    /// heads are computed.
+    /// [`RopeError::NormEps`] unless `eps` is 0 or a normal f32 number: f32 and 16-bit heads are
+    /// computed in f32.
     pub fn new(eps: f64) -> Result<Self> {
         let in_f32 = f64::from(f32::MIN_POSITIVE)..=f64::from(f32::MAX);
         if eps != 0.0 && !in_f32.contains(&eps) {
@@ -98,14 +99,14 @@ impl HeadNorm {
         })
     }
 
-    /// True if channels are multiplied by 1 + weight, as in Gemma 3 and Qwen3.5, rather than by the
-    /// weight.
+    /// Enables the unit offset: channels are multiplied by 1 + weight, as in Gemma 3 and Qwen3.5,
+    /// rather than by the weight.
     pub fn with_unit_offset(mut self, unit_offset: bool) -> Self {
         self.unit_offset = unit_offset;
         self
     }
 
-    /// Chooses whether the norm comes before the rotation.
+    /// Sets the order of norm and rotation.
     pub fn with_order(mut self, order: NormOrder) -> Self {
         self.order = order;
         self
@@ -116,7 +117,7 @@ impl HeadNorm {
         self.eps
     }
 
-    /// True if channels are multiplied by 1 + weight.
+    /// True if channels are multiplied by 1 + weight (unit offset).
     pub fn unit_offset(&self) -> bool {
         self.unit_offset
     }
@@ -126,8 +127,8 @@ impl HeadNorm {
         self.order
     }
 
-    /// The factor of each channel; then the same for the first members of the pairs in
-    /// their order, then for the second ones.
+    /// The factor of each channel, then the factors of the pairs' first members in order, then
+    /// those of the second members.
     fn channel_weights<A: Real>(&self, weight: Option<&[A]>, geometry: Geometry) -> Vec<A> {
         let offset = A::from_f64(if self.unit_offset { 1.0 } else { 0.0 });
         let mut weights = match weight {
@@ -147,16 +148,16 @@ impl HeadNorm {
         };
         for second in [0, 1] {
             for j in 0..pairs {
-                // Of the norm after the rotation, these are not used.
+                // Unused with the norm after the rotation.
                 weights.push(weights[start + member(j, second)]);
             }
         }
         weights
     }
 
-    /// The weight, by which the kernel's sums are divided for its gradient if the norm comes before
-    /// the rotation; one if it is zero, or so small or large that products might leave the range of
-    /// numbers.
+    /// The divisor of the kernel's sums that gives the weight's gradient if the norm comes before
+    /// the rotation: the weight, or one if it is zero or so small or large that products might
+    /// leave the range of numbers.
     fn divisor<A: Real>(&self, weight: A) -> A {
         match (self.order, weight.to_f64().abs()) {
             (NormOrder::AfterRotation, _) | (_, 1e-4..=1e4) => weight,
@@ -170,18 +171,19 @@ impl HeadNorm {
 pub struct NormInput<'a, E: Element> {
     /// The tensor: in place, or from one buffer into another.
     pub x: Operand<'a, E>,
-    /// `[head_dim]`, in the type that is computed in; none stands for ones.
+    /// The weight, `[head_dim]`, in the type of the arithmetic; `None` means ones.
     pub weight: Option<&'a [E::Acc]>,
 }
 
-/// The tensors that the backward of q or k takes and writes.
+/// The tensors that the backward of q or k reads and writes.
 #[derive(Debug)]
 pub struct NormGradient<'a, E: Element> {
     /// The tensor before norm and rotation.
     pub x: HeadsRef<'a, E>,
     /// The weight of the forward.
     pub weight: Option<&'a [E::Acc]>,
-    /// The gradient of the result, which becomes that of x in place, or in another buffer.
+    /// The gradient of the result. It is replaced by the gradient of x in place, or that is written
+    /// to another buffer.
     pub gradient: Operand<'a, E>,
     /// The gradient of the weight, `[head_dim]`, overwritten.
     pub weight_gradient: Option<&'a mut [E::Acc]>,
@@ -195,7 +197,7 @@ struct NormStream<E: Element> {
     to: Part<*mut E>,
     to_batch: usize,
     layout: HeadsLayout,
-    /// As [`HeadNorm::channel_weights`] makes them.
+    /// The weights of [`HeadNorm::channel_weights`].
     weights: Lines<E::Acc>,
     /// [`HeadNorm::divisor`] of each; none in the forward.
     divisors: Lines<E::Acc>,
@@ -229,7 +231,7 @@ fn part<P>(start: P, strides: Strides) -> Part<P> {
 }
 
 impl<A: Real> Rotator<'_, A> {
-    /// Normalises each head of q, and of k, and rotates it, in one pass over memory.
+    /// Normalises and rotates each head of q, and of k if given, in one pass over memory.
     ///
     /// y = R (x * rstd * weight) with rstd = 1 / sqrt(mean(x^2) + eps) over the whole head, or
     /// y = R x * rstd * weight with the mean of (R x)^2; see [`NormOrder`].
@@ -239,9 +241,9 @@ impl<A: Real> Rotator<'_, A> {
     ///
     /// # Numerics
     /// Computed in f32, or f64, and rounded once on store. A pair is multiplied by rstd, then by
-    /// cos and sin times the weight: a product, and a multiply-add rounded once. Every instruction
-    /// set, thread count and layout gives the same bits. Infinite and zero rows give what the
-    /// formula gives: one infinity makes its pair NaN and the rest of its head zero.
+    /// cos and sin times the weight, with a product and a multiply-add rounded once. Every
+    /// instruction set, thread count and layout gives the same bits. Infinite and zero rows follow
+    /// the formula: one infinity makes its pair NaN and the rest of its head zero.
     ///
     /// # Errors
     /// Those of [`rotate`](Self::rotate); [`RopeError::NormWeight`] if a weight is not
@@ -294,8 +296,8 @@ impl<A: Real> Rotator<'_, A> {
         Ok(())
     }
 
-    /// The backward of [`norm_rotate`](Self::norm_rotate): takes the gradients of the results to
-    /// those of q and k in one pass, in place if wanted, and to those of the weights.
+    /// The backward of [`norm_rotate`](Self::norm_rotate): maps the gradients of the results to
+    /// those of q and k in one pass, optionally in place, and computes those of the weights.
     ///
     /// With g = R^T dy and n = x * rstd, which is recomputed from x:
     /// dx = rstd * (g * weight - n * mean(g * weight * n)), and the gradient of the weight is the
@@ -303,7 +305,7 @@ impl<A: Real> Rotator<'_, A> {
     ///
     /// # Numerics
     /// Computed in f32, or f64. The weights' gradients are summed over blocks of 32 tokens, then
-    /// over the blocks in f64: the same bits with every instruction set and any number of threads.
+    /// over the blocks in f64: bit-identical with every instruction set and any number of threads.
     ///
     /// With the norm before the rotation, a weight whose magnitude is not between 1e-4 and 1e4,
     /// such as zero, costs a second pass over x and dy.
@@ -407,7 +409,7 @@ impl<A: Real> Rotator<'_, A> {
     }
 }
 
-/// The names in messages of what belongs to q, or to k.
+/// Names in messages for the tensors of q or of k.
 struct Names {
     x: &'static str,
     y: &'static str,
@@ -454,21 +456,21 @@ struct NormTask<'r, 'a, E: Element> {
     streams: Vec<NormStream<E>>,
     angle_tokens: usize,
     past_caches: bool,
-    /// True if no tensor is to be written, and the divisors take the weights' part.
+    /// True if no tensor is written and the divisors replace the weights.
     sums_only: bool,
 }
 
 /// Rows that a thread needs besides the tensors.
 struct Workspace<A> {
     tile_tokens: usize,
-    /// The kernel's scratch rows, and one for results that are not wanted.
+    /// The kernel's scratch rows, and one for unneeded results.
     rows: Lines<MaybeUninit<A>>,
     factors: Lines<MaybeUninit<A>>,
 }
 
 impl<E: Element> NormTask<'_, '_, E> {
     fn tokens(&self) -> usize {
-        // Of a tensor without elements they may be beyond counting.
+        // For a tensor without elements, their number may be too large to count.
         let any = self.streams.iter().any(|stream| stream.layout.elems() > 0);
         if any {
             self.streams[0].layout.tokens()
@@ -483,7 +485,7 @@ impl<E: Element> NormTask<'_, '_, E> {
         elems.sum::<usize>() * size_of::<E>()
     }
 
-    /// The values of a token's angles: of all its heads, if these have their own.
+    /// The number of values of a token's angles: of all its heads, if these have separate angles.
     fn row(&self) -> usize {
         2 * self.rotator.geometry.lane_count() * self.rotator.angles.own_heads().unwrap_or(1)
     }
@@ -515,9 +517,9 @@ impl<E: Element> NormTask<'_, '_, E> {
         }
     }
 
-    /// The backward of all tokens. Returns what each block adds to the gradients of the weights,
-    /// `[blocks, streams, head_dim]`: to be divided by the divisors if the norm precedes the
-    /// rotation.
+    /// Runs the backward of all tokens. Returns the contribution of each block to the gradients of
+    /// the weights, `[blocks, streams, head_dim]`, to be divided by the divisors if the norm
+    /// precedes the rotation.
     fn run_backward(&self) -> Lines<E::Acc> {
         let (tokens, width) = (
             self.tokens(),
@@ -537,8 +539,8 @@ impl<E: Element> NormTask<'_, '_, E> {
         sums
     }
 
-    /// Does the tokens of a range, counted over the batch. In the backward it starts a block, and
-    /// what each block gives is added to `sums`, `[blocks, streams, head_dim]`.
+    /// Processes the tokens of a range, counted over the batch. In the backward, the range starts a
+    /// block, and the contribution of each block is added to `sums`, `[blocks, streams, head_dim]`.
     fn run(&self, tokens: Range<usize>, workspace: &mut Workspace<E::Acc>, sums: &mut [E::Acc]) {
         let geometry = self.rotator.geometry;
         let (head_dim, row) = (geometry.head_dim(), self.row());
@@ -551,8 +553,8 @@ impl<E: Element> NormTask<'_, '_, E> {
         while token < tokens.end {
             let (b, s) = (token / seq, token % seq);
             let left = (tokens.end - token).min(seq - s);
-            // Blocks are not divided but by samples: the order of sums must not depend on how many
-            // tokens a tile has.
+            // Only samples divide blocks: the order of sums must not depend on the number of tokens
+            // of a tile.
             let in_block = if sums.is_empty() {
                 0
             } else {

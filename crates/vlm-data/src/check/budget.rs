@@ -1,15 +1,15 @@
-//! A limit on the bytes that threads hold together.
+//! A limit on the bytes held by all threads together.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 
-/// A number of bytes, of which threads take parts and give them back.
+/// A number of bytes from which threads take and return parts.
 pub(super) struct Budget {
     most: u64,
     used: Mutex<u64>,
     freed: Condvar,
 }
 
-/// A part, given back when it is dropped.
+/// A part of a budget, returned when dropped.
 pub(super) struct Part<'a> {
     budget: &'a Budget,
     bytes: u64,
@@ -24,8 +24,8 @@ impl Budget {
         }
     }
 
-    /// Waits until the bytes are free; more than there are at all, until nothing is taken. A thread
-    /// may not hold another part meanwhile.
+    /// Waits until the bytes are free. A request above the whole budget waits until no part is
+    /// taken. The calling thread must not hold another part.
     pub(super) fn take(&self, bytes: u64) -> Part<'_> {
         let bytes = bytes.min(self.most);
         let used = self.used.lock().unwrap_or_else(PoisonError::into_inner);

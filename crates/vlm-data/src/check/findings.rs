@@ -8,18 +8,18 @@ use super::report::{DataReport, SampleCounts};
 use crate::VlmDataError;
 use crate::text::{RecordProblem, TextError};
 
-/// Lines of a kind that are kept.
+/// Number of lines kept per kind.
 const LINES: usize = 100_000;
-/// Messages of a kind that are kept.
+/// Number of messages kept per kind.
 const EXAMPLES: usize = 5;
 
-/// How bad a finding is.
+/// The severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// No sample can be made of the record.
+    /// The record gives no sample.
     Error,
-    /// A sample can be made that may not be meant.
+    /// The record gives a sample that may not be intended.
     Warning,
 }
 
@@ -44,13 +44,13 @@ const WARNINGS: [&str; 12] = [
 pub struct Findings {
     /// A short name, such as `marks`.
     pub kind: &'static str,
-    /// How bad it is.
+    /// The severity.
     pub severity: Severity,
-    /// How often it was found; a record with two unreadable pictures counts twice.
+    /// The number of findings; a record with two unreadable pictures counts twice.
     pub count: u64,
-    /// The lines where the records begin, ascending; of more than 100,000 some are left out.
+    /// The first lines of the records, ascending; incomplete above 100,000.
     pub lines: Vec<u64>,
-    /// The first five, with what was found and what to do.
+    /// The first five findings, with values and remedies.
     pub examples: Vec<FoundAt>,
 }
 
@@ -59,11 +59,11 @@ pub struct Findings {
 pub struct FoundAt {
     /// The line where the record begins, from 1.
     pub line: u64,
-    /// The finding, with the remedy. It may hold any text of the file.
+    /// The finding with its remedy. It may contain any text of the file.
     pub message: String,
 }
 
-/// Something found in a record.
+/// A finding in a record.
 pub(super) struct Found {
     kind: &'static str,
     message: String,
@@ -185,7 +185,7 @@ impl Collector {
             }
             let message = found.message;
             let example = FoundAt { line, message };
-            // Threads come in any order; the first lines of the file are kept.
+            // Threads report in any order; the first lines of the file are kept.
             let after = kind_findings
                 .examples
                 .partition_point(|other| other.line <= line);

@@ -10,9 +10,9 @@ use crate::sample::frames;
 use crate::text::format::{MediaSource, Video};
 use crate::{Result, VlmDataError};
 
-/// Bytes of a pixel while a picture is decoded: of RGB, of the decoder, and of a turned copy.
+/// Bytes per pixel while a picture is decoded: RGB, the decoder's, and a rotated copy.
 const PIXEL_BYTES: u64 = 9;
-/// A picture whose area grows by more is blurred.
+/// A picture enlarged by more than this factor of its area is blurred.
 const ENLARGED: usize = 16;
 
 /// The use of a picture.
@@ -26,7 +26,7 @@ pub(super) enum Use {
 type Sides = [usize; 2];
 
 impl<R> Check<'_, R> {
-    /// Looks at all frames of a video that is given as pictures, which have one size.
+    /// Checks all frames of a video given as pictures, which must have the same size.
     pub(super) fn look_at_video(&self, video: &Video, index: usize, found: &mut Vec<Found>) {
         let place = format!("video {}", index + 1);
         let frames = match frames(video) {
@@ -50,7 +50,7 @@ impl<R> Check<'_, R> {
         }
     }
 
-    /// Looks at a picture; returns its width and height if it can be used.
+    /// Checks a picture and returns its width and height if it is usable.
     pub(super) fn look_at(
         &self,
         source: &MediaSource,
@@ -74,7 +74,7 @@ impl<R> Check<'_, R> {
         let (sides, notes) = match self.inspect(source, purpose) {
             Ok(inspected) => inspected,
             Err(error) => {
-                // An error of the file tells its path.
+                // An error of the file contains its path.
                 let is_of_file = matches!(error, VlmDataError::File { .. });
                 found.push(Found::at(if is_of_file { short } else { &place }, &error));
                 return None;
@@ -89,7 +89,7 @@ impl<R> Check<'_, R> {
         Some(sides)
     }
 
-    /// Width and height of a picture, and what may surprise in it.
+    /// Returns width and height of a picture, and adds warnings about its contents.
     fn inspect(
         &self,
         source: &MediaSource,

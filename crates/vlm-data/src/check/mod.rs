@@ -1,4 +1,4 @@
-//! Checks a data file against a model folder, before any weight is loaded.
+//! Checks a data file against a model folder, before weights are loaded.
 //!
 //! [`check_data`] builds a sample of each record, without its patches: it renders the text, counts
 //! its tokens, decodes each picture, and collects faults as [`Findings`] of one kind each, with
@@ -24,18 +24,18 @@ use budget::Budget;
 use findings::{Collector, Found};
 use media::Use;
 
-/// Bytes of pixels that are decoded at once, whatever the number of threads; a picture that alone
-/// takes more is decoded alone.
+/// Bytes of pixels decoded at a time by all threads together. A larger picture is decoded alone.
 const DECODED_BYTES: u64 = 128 << 20;
-/// Records and pictures that are remembered to notice those that come again.
+/// Number of records and of pictures remembered to detect duplicates.
 const REMEMBERED: usize = 1 << 22;
 
-/// How [`check_data`] checks.
+/// Options of [`check_data`].
 #[derive(Clone, Copy, Debug)]
 pub struct CheckOptions {
-    /// Threads; all cores by default.
+    /// The number of threads; all cores by default.
     pub threads: usize,
-    /// True if pictures are decoded. Their headers alone show sizes, but no damage behind them.
+    /// True if pictures are decoded. Without decoding, headers give the sizes but do not reveal
+    /// damaged pixels.
     pub pixels: bool,
 }
 
@@ -48,13 +48,12 @@ impl Default for CheckOptions {
     }
 }
 
-/// Checks all records of a stream, such as [`text::read`] gives. `on_record` is called after each,
-/// with the records and the errors so far, from any thread.
+/// Checks all records of a stream, such as that of [`text::read`]. It calls `on_record` after each
+/// record, from any thread, with the numbers of records and errors so far.
 ///
-/// Memory is bounded by a record and a picture for each thread, 128 MiB of decoded pixels or one
-/// larger picture, and some 80 bytes for each record. What is longer than the encoder's
-/// `max_tokens` is a warning if its [`Overlong`](text::Overlong) rule can shorten it, and an error
-/// otherwise.
+/// Memory is bounded by a record and a picture per thread, 128 MiB of decoded pixels or one larger
+/// picture, and about 80 bytes per record. A record longer than the encoder's `max_tokens` is a
+/// warning if its [`Overlong`](text::Overlong) rule can shorten it, otherwise an error.
 pub fn check_data<R: Iterator<Item = text::Result<Conversation>> + Send>(
     conversations: R,
     encoder: &SampleEncoder,
@@ -91,7 +90,7 @@ pub fn check_data<R: Iterator<Item = text::Result<Conversation>> + Send>(
 struct Check<'a, R> {
     reader: Mutex<Reader<R>>,
     collector: Mutex<Collector>,
-    /// Width and height of pictures in which nothing was found, by the hash of their path.
+    /// Width and height of pictures without findings, by the hash of their path.
     sound: Mutex<HashMap<u64, [usize; 2]>>,
     budget: Budget,
     encoder: &'a SampleEncoder,
@@ -111,7 +110,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl<R: Iterator<Item = text::Result<Conversation>> + Send> Check<'_, R> {
-    /// Checks records until there is none left.
+    /// Checks records until none is left.
     fn work(&self) {
         while let Some((record, line, found, conversation)) = self.next() {
             let mut found: Vec<Found> = found.into_iter().collect();
@@ -130,7 +129,7 @@ impl<R: Iterator<Item = text::Result<Conversation>> + Send> Check<'_, R> {
         }
     }
 
-    /// The next record: its number, its line, what reading it found, and the conversation.
+    /// The next record: its number, its line, the finding of reading it, and the conversation.
     fn next(&self) -> Option<(u64, u64, Option<Found>, Option<Conversation>)> {
         let mut reader = lock(&self.reader);
         let read = reader.conversations.next()?;
@@ -163,7 +162,7 @@ impl<R: Iterator<Item = text::Result<Conversation>> + Send> Check<'_, R> {
         Some((record, line, found, Some(conversation)))
     }
 
-    /// Checks the pictures, and counts the sample if one can be made.
+    /// Checks the pictures and counts the sample, if the record gives one.
     fn measure(
         &self,
         record: u64,
@@ -226,7 +225,7 @@ impl<R: Iterator<Item = text::Result<Conversation>> + Send> Check<'_, R> {
     }
 }
 
-/// A hash of a record's roles, texts and files, which make two records the same.
+/// A hash of a record's roles, texts and files. Records with equal hashes are duplicates.
 fn hash_of(conversation: &Conversation) -> u64 {
     let mut hasher = DefaultHasher::new();
     for message in &conversation.messages {

@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::findings::{Findings, Severity};
 use crate::batch::Cut;
 
-/// Samples that are packed together: what a trainer has at hand.
+/// Samples packed together: those available to a trainer at one time.
 const WINDOW: usize = 1024;
 
 /// The result of a check.
@@ -19,9 +19,9 @@ pub struct DataReport {
     pub bad_records: u64,
     /// The findings, errors first, in order of their first lines.
     pub findings: Vec<Findings>,
-    /// The samples that can be trained on, in order of the file.
+    /// The trainable samples, in file order.
     pub samples: Vec<SampleCounts>,
-    /// The limit of tokens that was checked against.
+    /// The token limit of the check.
     pub max_tokens: Option<usize>,
 }
 
@@ -32,7 +32,7 @@ pub struct SampleCounts {
     pub record: u64,
     /// Tokens.
     pub tokens: u32,
-    /// Tokens that stand for pictures and videos.
+    /// Placeholder tokens of pictures and videos.
     pub vision: u32,
     /// Tokens that are trained on.
     pub trained: u32,
@@ -42,24 +42,24 @@ pub struct SampleCounts {
     pub videos: u32,
 }
 
-/// How numbers are spread: each is reached by a share of them (nearest rank).
+/// The distribution of a set of numbers, with percentiles by nearest rank.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Spread {
-    /// The least.
+    /// The smallest number.
     pub least: u32,
-    /// 5 %.
+    /// The 5th percentile.
     pub p5: u32,
-    /// 25 %.
+    /// The 25th percentile.
     pub p25: u32,
-    /// Half.
+    /// The median.
     pub median: u32,
-    /// 75 %.
+    /// The 75th percentile.
     pub p75: u32,
-    /// 95 %.
+    /// The 95th percentile.
     pub p95: u32,
-    /// 99 %.
+    /// The 99th percentile.
     pub p99: u32,
-    /// The largest.
+    /// The largest number.
     pub most: u32,
     /// The mean.
     pub mean: f64,
@@ -67,18 +67,18 @@ pub struct Spread {
     pub total: u64,
 }
 
-/// How full rows of tokens become; see [`DataReport::packing`].
+/// The utilisation of rows of tokens; see [`DataReport::packing`].
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Packing {
-    /// Tokens of a row, and of a padded batch.
+    /// The token limit of a row and of a padded batch.
     pub row_tokens: usize,
-    /// Rows of samples laid end to end.
+    /// The number of rows of packed samples.
     pub packed_rows: usize,
-    /// The share of tokens in them, the rest being left empty.
+    /// The share of positions in packed rows that hold tokens; the rest is empty.
     pub packed_filled: f64,
-    /// Batches of like lengths.
+    /// The number of padded batches of similar lengths.
     pub padded_batches: usize,
-    /// The share of tokens in them, the rest being padding or left empty.
+    /// The share of positions in padded batches that hold tokens; the rest is padding or empty.
     pub padded_filled: f64,
 }
 
@@ -88,16 +88,16 @@ impl DataReport {
         self.of(Severity::Error).next().is_some()
     }
 
-    /// The findings of a severity.
+    /// The findings of one severity.
     pub fn of(&self, severity: Severity) -> impl Iterator<Item = &Findings> {
         self.findings
             .iter()
             .filter(move |found| found.severity == severity)
     }
 
-    /// Packs the samples into rows of `row_tokens` by first fit decreasing, and beside that pads
-    /// batches of like lengths; each among 1,024 samples in order of the file. A sample longer than
-    /// a row has one of its own.
+    /// Computes the utilisation of rows of `row_tokens` packed by first fit decreasing, and of
+    /// padded batches of similar lengths. Both combine samples within windows of 1,024, in file
+    /// order. A sample longer than a row gets a separate row.
     pub fn packing(&self, row_tokens: usize) -> Packing {
         let lengths: Vec<usize> = self.samples.iter().map(|s| s.tokens as usize).collect();
         let total: usize = lengths.iter().sum();
@@ -130,7 +130,7 @@ impl DataReport {
 }
 
 impl Spread {
-    /// The spread of some numbers; none of no numbers.
+    /// Computes the distribution of the numbers; `None` without numbers.
     pub fn of(numbers: impl IntoIterator<Item = u32>) -> Option<Self> {
         let mut sorted: Vec<u32> = numbers.into_iter().collect();
         sorted.sort_unstable();
@@ -152,19 +152,19 @@ impl Spread {
     }
 }
 
-/// How many numbers lie in each of some ranges of one width.
+/// A histogram: counts of numbers in ranges of equal width.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Histogram {
     /// The start of the first range, a multiple of the width.
     pub start: u32,
     /// The width of a range: 1, 2 or 5 times a power of ten.
     pub width: u32,
-    /// The numbers in each range; none of no numbers.
+    /// The count of each range; empty without numbers.
     pub counts: Vec<u64>,
 }
 
 impl Histogram {
-    /// Counts numbers in at most `most` ranges.
+    /// Counts the numbers in at most `most` ranges.
     pub fn of(numbers: impl IntoIterator<Item = u32>, most: usize) -> Self {
         let numbers: Vec<u32> = numbers.into_iter().collect();
         let (Some(&least), Some(&largest)) = (numbers.iter().min(), numbers.iter().max()) else {
@@ -193,7 +193,7 @@ impl Histogram {
         }
     }
 
-    /// Each range with its count.
+    /// Iterates over the ranges with their counts.
     pub fn bars(&self) -> impl Iterator<Item = (Range<u32>, u64)> {
         self.counts.iter().enumerate().map(|(index, &count)| {
             let start = self.start + index as u32 * self.width;

@@ -5,7 +5,7 @@ use crate::picture::BoxForm;
 use crate::sample::{SampleEncoder, TrainingSample};
 use crate::text::{Conversation, Message, Part, Role};
 
-/// Looks at roles and texts.
+/// Checks roles and texts.
 pub(super) fn check(conversation: &Conversation, found: &mut Vec<Found>) {
     let mut before: Option<&Message> = None;
     for (index, message) in conversation.messages.iter().enumerate() {
@@ -62,7 +62,7 @@ pub(super) fn check(conversation: &Conversation, found: &mut Vec<Found>) {
     }
 }
 
-/// Looks for boxes in the text that leave their pictures, as those that were not scaled do.
+/// Checks the text for boxes that extend beyond their pictures, as unscaled ones do.
 pub(super) fn check_boxes(
     conversation: &Conversation,
     sample: &TrainingSample,

@@ -1,4 +1,4 @@
-//! Batches of a data file, in an order that a seed determines, prepared in advance by threads.
+//! Batches of a data file in an order determined by a seed, prepared ahead by threads.
 
 mod order;
 mod workers;
@@ -17,10 +17,10 @@ use workers::{Made, Workers};
 /// The size of the batch of one update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BatchSize {
-    /// This many samples, over all ranks.
+    /// A number of samples, over all ranks.
     Samples(usize),
-    /// As many of the next samples as have at most this many tokens together, over all ranks; one
-    /// at least. Each rank then makes all samples, to know their lengths, and keeps its own.
+    /// A token limit over all ranks: the batch takes the next samples up to this limit, at least
+    /// one. Every rank then builds all samples to know their lengths, and keeps its own.
     Tokens(usize),
 }
 
@@ -32,43 +32,45 @@ impl BatchSize {
     }
 }
 
-/// The treatment of a record of which no sample can be made.
+/// The treatment of a record that gives no sample.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnError {
     /// Its error ends the loader.
     #[default]
     Stop,
-    /// Its batch is one sample smaller, and holds the error.
+    /// Its batch is one sample smaller and holds the error.
     Skip,
 }
 
-/// How a [`Loader`] makes batches.
+/// Options of a [`Loader`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoaderOptions {
     /// The size of a global batch.
     pub batch: BatchSize,
-    /// How it is cut. What a global batch holds does not depend on it.
+    /// The division into micro-batches. It does not affect the contents of a global batch.
     pub cut: Cut,
-    /// Each epoch's order follows from this and its number; the file's order without one.
+    /// The seed of the order. Together with the epoch's number, it determines the order of each
+    /// epoch; `None` keeps the file order.
     pub seed: Option<u64>,
-    /// How often the data are gone through.
+    /// The number of passes over the data.
     pub epochs: u64,
     /// This rank, from 0.
     pub rank: usize,
-    /// How many share each global batch: rank r takes each `ranks`-th sample from its r-th.
+    /// The number of ranks that share each global batch. Rank r takes every `ranks`-th sample,
+    /// starting with sample r.
     pub ranks: usize,
-    /// Threads that make samples ahead.
+    /// Threads that build samples ahead.
     pub threads: usize,
-    /// Bytes of samples made ahead, above which no other is begun. Beside these there are a sample
-    /// for each thread and the batch at hand.
+    /// The limit on bytes of samples built ahead; above it, no further sample is started. Memory
+    /// also holds one sample per thread and the current batch.
     pub ahead_bytes: usize,
-    /// The treatment of a record of which no sample can be made.
+    /// The treatment of a record that gives no sample.
     pub on_error: OnError,
 }
 
 impl LoaderOptions {
-    /// One rank, one epoch in the file's order, a thread for each core, 1 GiB ahead, and errors
-    /// that end the loader.
+    /// Creates options for one rank, one epoch in file order, one thread per core, 1 GiB ahead, and
+    /// errors that end the loader.
     pub fn new(batch: BatchSize, cut: Cut) -> Self {
         Self {
             batch,
@@ -83,8 +85,8 @@ impl LoaderOptions {
         }
     }
 
-    /// The global batches of all epochs over samples of these lengths, in the order of the file:
-    /// what a [`Loader`] makes where no record is left out.
+    /// Computes the number of global batches of all epochs for samples of these lengths, given in
+    /// file order. It equals the number of batches of a [`Loader`] that skips no record.
     pub fn batches(&self, lengths: &[usize]) -> u64 {
         let first = Turn {
             epoch: 0,
@@ -134,7 +136,7 @@ impl LoaderOptions {
     }
 }
 
-/// How far a file was gone through: what a checkpoint keeps of the data.
+/// The position in a data file, as a checkpoint stores it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataPosition {
     /// The file, by [`DataIndex::fingerprint`].
@@ -143,33 +145,34 @@ pub struct DataPosition {
     pub seed: Option<u64>,
     /// The epoch, from 0.
     pub epoch: u64,
-    /// Samples of the epoch before the next one, over all ranks.
+    /// The number of samples already taken in the epoch, over all ranks.
     pub samples: u64,
 }
 
-/// This rank's part of what one update of the weights is made of.
+/// This rank's shard of the batch of one weight update.
 #[derive(Debug)]
 pub struct GlobalBatch {
-    /// The parts that go through the model one by one; none if this rank has no sample of it.
+    /// The micro-batches, which go through the model one by one; empty if this rank has no sample
+    /// of the batch.
     pub micro_batches: Vec<MicroBatch>,
-    /// The labels trained on in this rank's part. A mean over tokens divides by the sum of this
-    /// number over all ranks.
+    /// The number of trained labels in this rank's shard. A mean over tokens divides by its sum
+    /// over all ranks.
     pub trained_tokens: usize,
-    /// Tokens without padding in this rank's part.
+    /// The number of tokens in this rank's shard, without padding.
     pub tokens: usize,
-    /// Errors of records that were skipped.
+    /// The errors of skipped records.
     pub skipped: Vec<VlmDataError>,
     /// The epoch, from 0.
     pub epoch: u64,
-    /// Where the data go on after this batch.
+    /// The position after this batch.
     pub next: DataPosition,
 }
 
-/// The global batches of a data file, in order. Threads make samples ahead; the batches do not
-/// depend on their number.
+/// Iterator over the global batches of a data file, in order. Threads build samples ahead; the
+/// batches do not depend on their number.
 ///
-/// A global batch is the same for any cut and any number of ranks together. The last of an epoch
-/// may be smaller.
+/// The contents of a global batch, over all ranks, depend on neither the cut nor the number of
+/// ranks. The last batch of an epoch may be smaller.
 #[derive(Debug)]
 pub struct Loader {
     options: LoaderOptions,
@@ -177,17 +180,17 @@ pub struct Loader {
     fingerprint: u64,
     next: Turn,
     workers: Workers,
-    /// Taken from the workers, and left for the next batch.
+    /// A sample taken from the workers and kept for the next batch.
     held: Option<Made>,
     is_done: bool,
 }
 
 impl Loader {
-    /// Starts the threads, from a position or the start.
+    /// Starts the threads at a position, or at the start.
     ///
     /// # Errors
-    /// [`VlmDataError::Config`] for options that contradict each other, or the encoder's
-    /// `max_tokens`; [`TextError::Changed`] for a position in other data; [`VlmDataError::Thread`].
+    /// [`VlmDataError::Config`] if options contradict each other or the encoder's `max_tokens`;
+    /// [`TextError::Changed`] if the position belongs to different data; [`VlmDataError::Thread`].
     pub fn new(
         encoder: Arc<SampleEncoder>,
         index: Arc<DataIndex>,
@@ -246,18 +249,17 @@ impl Loader {
         })
     }
 
-    /// The share of the time since the first batch was asked for that was spent waiting for
-    /// samples.
+    /// The share of time spent waiting for samples since the first batch was requested.
     pub fn waiting_share(&self) -> f64 {
         self.workers.waiting_share()
     }
 
-    /// The samples of the next batch that are this rank's, and the errors of others.
+    /// The samples of this rank in the next batch, and the errors of skipped records.
     fn samples(&mut self) -> Result<(Vec<TrainingSample>, Vec<VlmDataError>)> {
         let (mut samples, mut skipped) = (Vec::new(), Vec::new());
         let start = self.next;
         let mut end = self.records;
-        // How many to take; where tokens decide, until one does not fit.
+        // The number of samples to take; with a token limit, until one does not fit.
         let mut own = u64::MAX;
         if let BatchSize::Samples(count) = self.options.batch {
             end = end.min(start.before.saturating_add(count as u64));
@@ -315,7 +317,7 @@ impl Loader {
         let (samples, skipped) = self.samples()?;
         let lengths: Vec<usize> = samples.iter().map(TrainingSample::tokens).collect();
         let cut = self.options.cut;
-        // Each sample is given up as soon as it is copied.
+        // Each sample is freed as soon as it is copied.
         let mut samples: Vec<_> = samples.into_iter().map(Some).collect();
         let micro_batches = cut.divide(&lengths).into_iter().map(|part| {
             let part = part.into_iter().filter_map(|index| samples[index].take());

@@ -9,7 +9,7 @@ pub(super) struct Turn {
     pub(super) before: u64,
 }
 
-/// The records that this rank makes samples of, in order.
+/// The records from which this rank builds samples, in order.
 #[derive(Debug)]
 pub(super) struct Plan {
     records: u64,
@@ -18,15 +18,15 @@ pub(super) struct Plan {
     batch: BatchSize,
     rank: u64,
     ranks: u64,
-    /// Where the first batch begins.
+    /// The start of the first batch.
     first: Turn,
     next: Turn,
-    /// The epoch that is planned, and the record at each place of it; empty in the file's order.
+    /// The planned epoch and the record at each of its places; empty in file order.
     order: (u64, Vec<u32>),
 }
 
 impl Plan {
-    /// `records` are fewer than 2^32.
+    /// Creates a plan; `records` is below 2^32.
     pub(super) fn new(records: usize, options: &LoaderOptions, first: Turn) -> Self {
         let mut plan = Self {
             records: records as u64,
@@ -48,8 +48,8 @@ impl Plan {
         plan
     }
 
-    /// True if no batch of any epoch has a sample for this rank: it would look for one through them
-    /// all.
+    /// True if no batch of any epoch has a sample for this rank, which would otherwise search all
+    /// batches.
     fn is_idle(&self) -> bool {
         match self.batch {
             BatchSize::Samples(samples) => self.rank >= self.records.min(samples as u64),
@@ -65,8 +65,8 @@ impl Plan {
         self.order = (epoch, order.unwrap_or_default());
     }
 
-    /// True if this rank needs the sample: of every `ranks` in a batch one, or all where lengths
-    /// decide where batches end.
+    /// True if this rank needs the sample: one of every `ranks` in a batch, or all if lengths
+    /// decide the ends of batches.
     fn is_needed(&self, turn: Turn) -> bool {
         let BatchSize::Samples(samples) = self.batch else {
             return true;
@@ -113,7 +113,7 @@ impl Iterator for Plan {
     }
 }
 
-/// The numbers below `count` in an order that seed and epoch alone decide.
+/// The numbers below `count`, in an order that depends only on seed and epoch.
 fn shuffled(count: u32, seed: u64, epoch: u64) -> Vec<u32> {
     let mut random = Random(mixed(mixed(seed) ^ epoch));
     let mut order: Vec<u32> = (0..count).collect();
@@ -164,7 +164,7 @@ mod tests {
         assert_ne!(orders[0], orders[1]);
         assert_ne!(orders[1], orders[2]);
         assert_ne!(orders[0], shuffled(1000, 8, 0));
-        // The order is a part of the format of a position: it may not change.
+        // The order is part of the format of a position and must not change.
         assert_eq!(shuffled(8, 1, 0), KEPT);
     }
 

@@ -11,10 +11,10 @@ use crate::sample::{SampleEncoder, TrainingSample};
 use crate::text::{DataIndex, DataReader};
 use crate::{Result, VlmDataError};
 
-/// A sample, or why there is none, and its place in the order.
+/// A sample or its error, with its place in the order.
 pub(super) type Made = (Turn, Result<TrainingSample>);
 
-/// The threads, which end with this.
+/// The threads, which end when this is dropped.
 #[derive(Debug)]
 pub(super) struct Workers {
     shared: Arc<Shared>,
@@ -35,12 +35,12 @@ struct Shared {
 #[derive(Debug)]
 struct State {
     plan: Plan,
-    /// Samples that were begun, and those that were taken; each has the number of those before it.
+    /// The numbers of samples started and taken.
     begun: u64,
     taken: u64,
     is_planned: bool,
     is_stopped: bool,
-    /// Samples that are made and not taken, and their bytes.
+    /// Samples built but not yet taken, and their bytes.
     made: BTreeMap<u64, Made>,
     bytes: usize,
 }
@@ -69,7 +69,7 @@ impl Workers {
             state: Mutex::new(state),
             changed: Condvar::new(),
         });
-        // Dropped, and its threads stopped, if one cannot be started.
+        // If a thread cannot be started, this is dropped and its threads stop.
         let mut workers = Self {
             shared,
             threads: Vec::with_capacity(threads),
@@ -89,7 +89,7 @@ impl Workers {
         Ok(workers)
     }
 
-    /// The next sample in order; none after the last.
+    /// Takes the next sample in order; `None` after the last.
     pub(super) fn take(&mut self) -> Option<Made> {
         let start = Instant::now();
         self.since.get_or_insert(start);
@@ -113,7 +113,7 @@ impl Workers {
         made
     }
 
-    /// The share of the time since the first sample was asked for in which one was waited for.
+    /// The share of time spent waiting for samples since the first one was requested.
     pub(super) fn waiting_share(&self) -> f64 {
         let all = self
             .since
@@ -131,7 +131,7 @@ impl Drop for Workers {
         self.shared.lock().is_stopped = true;
         self.shared.changed.notify_all();
         for thread in self.threads.drain(..) {
-            // A panic of a sample is caught where it is made.
+            // A panic of a sample is caught where the sample is built.
             _ = thread.join();
         }
     }
@@ -169,7 +169,8 @@ impl Shared {
         }
     }
 
-    /// Waits until there is room for another sample, or the next one to be taken is not begun.
+    /// Waits until there is room for another sample, or until the next sample to be taken has not
+    /// been started.
     fn begin(&self) -> Option<(u64, Turn, usize)> {
         let mut state = self.lock();
         loop {
@@ -204,7 +205,7 @@ impl Shared {
     }
 }
 
-/// The bytes of a sample; an error counts for little.
+/// The bytes of a sample; an error counts as small.
 fn bytes(sample: &Result<TrainingSample>) -> usize {
     1024 + sample.as_ref().map_or(0, TrainingSample::bytes)
 }

@@ -9,12 +9,12 @@ pub(super) struct Samples {
     pub(super) channels: usize,
     /// True if a sample has 16 bits, in the byte order of the machine.
     pub(super) wide: bool,
-    /// True if 16 bits of grey are cut off at 255 rather than divided by 256.
+    /// True if 16-bit grey is clipped at 255 rather than divided by 256.
     ///
-    /// PIL keeps 16 bits of grey alone and cuts them off when it converts them; all other kinds
-    /// it reads as 8 bits.
+    /// PIL keeps 16 bits only for grey, and clips them when it converts; it reads all other kinds
+    /// as 8 bits.
     pub(super) clipped: bool,
-    /// True if the last channel is an alpha of the picture.
+    /// True if the last channel is the picture's alpha.
     pub(super) alpha: bool,
 }
 
@@ -24,7 +24,7 @@ impl Samples {
         self.channels * if self.wide { 2 } else { 1 }
     }
 
-    /// Two flags: true if a pixel is not opaque, and true if a level is cut off.
+    /// Returns two flags: true if a pixel is not opaque, and true if a level is clipped.
     pub(super) fn surprises(self, bytes: &[u8]) -> (bool, bool) {
         let level = |sample: &[u8]| match *sample {
             [first, second] => u16::from_ne_bytes([first, second]),
@@ -80,7 +80,7 @@ impl Samples {
     }
 }
 
-/// A level of a colour with an opacity, laid on white.
+/// Composites a colour level with an opacity on white.
 ///
 /// # Source
 /// Pillow 13.0.0, `ImagingAlphaComposite` with an opaque background: 7 fractional bits, and a

@@ -9,15 +9,16 @@ use crate::{Result, VlmDataError};
 
 use super::read::in_file;
 
-/// By whose arithmetic pictures are resized and normalised. The results differ by one level of
+/// The library whose arithmetic resizes and normalises pictures. The results differ by one level of
 /// 255 in few pixels, and in the last bit of all values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Backend {
-    /// torchvision's on a CPU, the default of transformers since 2025.
+    /// torchvision on a CPU, the default of transformers since 2025.
     #[default]
     Torchvision,
-    /// PIL's and NumPy's, of transformers' classes with `Pil` in their name, with Pillow 13: where
-    /// more than twice as many rows as columns are taken off, columns are resized before rows.
+    /// PIL and NumPy, as in transformers' classes with `Pil` in their name, with Pillow 13: columns
+    /// are resized before rows if the number of rows removed is more than twice the number of
+    /// columns removed.
     Pil,
     /// The same with Pillow 12.2 and 12.3: columns come first in pictures more than 100 times as high as
     /// wide whose height shrinks.
@@ -26,8 +27,7 @@ pub enum Backend {
     PilBefore12_2,
 }
 
-/// How the size is found that a picture is resized to; see
-/// [`smart_resize`](super::smart_resize()).
+/// The rule for the size of a resized picture; see [`smart_resize`](super::smart_resize()).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ResizeRule {
     /// Qwen2-VL to Qwen3.5.
@@ -36,7 +36,7 @@ pub enum ResizeRule {
     Glm,
 }
 
-/// How the texts of a family name a place in a picture.
+/// The notation of places in pictures in a family's texts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BoxForm {
     /// `<|box_start|>(x1,y1),(x2,y2)<|box_end|>`, from 0 to 1000 of the picture's sides, and names
@@ -48,19 +48,19 @@ pub enum BoxForm {
     Thousandths,
 }
 
-/// How pictures become patches.
+/// The conversion of pictures to patches.
 ///
-/// [`PictureProcessor::new`](super::PictureProcessor::new) checks it, so that fields can be set
-/// freely, such as `max_pixels` to spend fewer tokens on a picture.
+/// Fields can be set freely, such as a smaller `max_pixels` for fewer tokens per picture;
+/// [`PictureProcessor::new`](super::PictureProcessor::new) validates them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PictureConfig {
-    /// How the size is found.
+    /// The rule for the size of a resized picture.
     pub rule: ResizeRule,
-    /// Pixels along a side of a patch.
+    /// Side of a patch in pixels.
     pub patch_size: usize,
-    /// Frames of a patch; a picture is repeated as often.
+    /// Frames per patch; a picture is repeated this number of times.
     pub temporal_patch_size: usize,
-    /// Patches along a side of the square that becomes one token.
+    /// Side, in patches, of the square that becomes one token.
     pub merge_size: usize,
     /// The least area of a resized picture in pixels; of all its frames together for GLM.
     pub min_pixels: u64,
@@ -69,31 +69,31 @@ pub struct PictureConfig {
     /// True if pictures are resized; if not, their sides must be multiples of
     /// `patch_size * merge_size`.
     pub resize: bool,
-    /// The factor of the levels 0 to 255; `None`: they stay.
+    /// The factor on the levels 0 to 255; `None` leaves them unchanged.
     pub rescale: Option<f64>,
-    /// Mean and standard deviation of each colour, in units of the rescaled levels, by which
-    /// pictures are normalised; `None`: they are not.
+    /// Mean and standard deviation of each colour for the normalisation, in units of the rescaled
+    /// levels; `None` disables it.
     pub normalize: Option<[[f64; 3]; 2]>,
-    /// By whose arithmetic.
+    /// The library whose arithmetic is used.
     pub backend: Backend,
 }
 
-/// A family of models whose pictures are processed alike: a row of [`FAMILIES`].
+/// A family of models that process pictures in the same way: a row of [`FAMILIES`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Family {
     /// Its name.
     pub name: &'static str,
     /// The `model_type` of its configurations.
     pub model_types: &'static [&'static str],
-    /// How the size is found that a picture is resized to.
+    /// The rule for the size of a resized picture.
     pub rule: ResizeRule,
-    /// Pixels along a side of a patch.
+    /// Side of a patch in pixels.
     pub patch_size: usize,
     /// The least and the largest area in the published files, in pixels.
     pub limits: [u64; 2],
     /// Mean and standard deviation of each colour, in units of levels from 0 to 1.
     pub colours: [[f64; 3]; 2],
-    /// How a text names a place in a picture.
+    /// The notation of places in pictures.
     pub boxes: BoxForm,
 }
 
@@ -153,11 +153,11 @@ pub const FAMILIES: [Family; 5] = [
     },
 ];
 
-/// A processor of transformers: what a file leaves out, its class states.
+/// A processor class of transformers, with the defaults of keys that a file omits.
 struct Class {
     /// Its names, without the suffixes `Fast` and `Pil`.
     names: &'static [&'static str],
-    /// The `model_type`s that it belongs to.
+    /// The `model_type`s that use it.
     model_types: &'static [&'static str],
     rule: ResizeRule,
     /// `size.shortest_edge` and `size.longest_edge`.
@@ -210,7 +210,7 @@ const VIDEO_CLASSES: [Class; 3] = [
         patch_size: 14,
         colours: CLIP,
     },
-    // Its limits are of all frames together, as GLM's.
+    // Its limits apply to all frames together, as GLM's do.
     Class {
         names: &["Qwen3VLVideoProcessor"],
         model_types: &["qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"],
@@ -236,9 +236,9 @@ struct Kind {
     classes: &'static [Class],
     /// The key in `processor_config.json`.
     nested: &'static str,
-    /// The files of its own, the first that is there.
+    /// Its own files; the first that exists is used.
     files: &'static [&'static str],
-    /// Where a file names its class.
+    /// The keys under which a file names its class.
     names: &'static [&'static str],
 }
 
@@ -258,21 +258,21 @@ const VIDEOS: Kind = Kind {
 
 /// PIL's number of bicubic resampling, the only one that the families use.
 const BICUBIC: u64 = 3;
-/// No file about a processor comes near.
+/// The size limit of a processor's file, far above any real one.
 const MAX_JSON_BYTES: u64 = 16 << 20;
 
 impl Family {
-    /// The family of a `model_type`.
+    /// Returns the family of a `model_type`.
     pub fn of(model_type: &str) -> Option<&'static Self> {
         FAMILIES
             .iter()
             .find(|family| family.model_types.contains(&model_type))
     }
 
-    /// The family that the `config.json` of a folder names.
+    /// Reads the family from the `config.json` of a folder.
     ///
     /// # Errors
-    /// [`VlmDataError::File`] if it is missing or names none of [`FAMILIES`]
+    /// [`VlmDataError::File`] if the file is missing or its model type is not in [`FAMILIES`]
     pub fn from_folder(folder: impl AsRef<Path>) -> Result<&'static Self> {
         let path = folder.as_ref().join("config.json");
         let config = read_json(&path)?.unwrap_or(Value::Null);
@@ -288,7 +288,7 @@ impl Family {
         })
     }
 
-    /// The values of the family's published files.
+    /// Returns the configuration with the values of the family's published files.
     pub fn config(&self) -> PictureConfig {
         PictureConfig {
             rule: self.rule,
@@ -306,13 +306,14 @@ impl Family {
 }
 
 impl PictureConfig {
-    /// Reads what a model folder says about pictures.
+    /// Reads the picture configuration of a model folder.
     ///
-    /// `image_processor` of `processor_config.json` comes before `preprocessor_config.json`, as in
-    /// transformers. If neither names its class, the `model_type` of `config.json` does.
+    /// `image_processor` of `processor_config.json` takes precedence over
+    /// `preprocessor_config.json`, as in transformers. If neither names its class, the `model_type`
+    /// of `config.json` decides.
     ///
     /// # Errors
-    /// [`VlmDataError::NoProcessorFile`] if there is neither file; [`VlmDataError::InFile`] around
+    /// [`VlmDataError::NoProcessorFile`] if neither file exists; [`VlmDataError::InFile`] around
     /// the errors of [`PictureConfig::from_json`]
     /// # Source
     /// transformers 5.24.0, `get_image_processor_dict` of image_processing_base.py
@@ -320,11 +321,12 @@ impl PictureConfig {
         Self::read_kind(&IMAGES, folder.as_ref())
     }
 
-    /// Reads what a model folder says about videos.
+    /// Reads the video configuration of a model folder.
     ///
-    /// `video_processor` of `processor_config.json` comes before `video_preprocessor_config.json`,
-    /// and this before `preprocessor_config.json`, as in transformers. Limits are of a frame for
-    /// Qwen2-VL and Qwen2.5-VL, elsewhere of all frames together.
+    /// The order of precedence is that of transformers: `video_processor` of
+    /// `processor_config.json`, then `video_preprocessor_config.json`, then
+    /// `preprocessor_config.json`. Limits apply to one frame for Qwen2-VL and Qwen2.5-VL, and to
+    /// all frames together for other families.
     ///
     /// # Errors
     /// those of [`PictureConfig::from_folder`]
@@ -367,17 +369,17 @@ impl PictureConfig {
 
     /// Reads the text of a `preprocessor_config.json`.
     ///
-    /// Areas come in two spellings, `min_pixels` and `max_pixels`, and `size.shortest_edge` and
-    /// `size.longest_edge`, which are areas in spite of their names. Each of the first pair
-    /// comes before its counterpart. What is left out has the default of the class, whose
-    /// `max_pixels` is a twelfth of that in Qwen's published files. `model_type` names the class
-    /// of a file that does not.
+    /// Areas have two spellings: `min_pixels` and `max_pixels`, or `size.shortest_edge` and
+    /// `size.longest_edge`, which are areas despite their names. The first spelling takes
+    /// precedence. Omitted keys have the defaults of the class, whose `max_pixels` is a twelfth of
+    /// the value in Qwen's published files. `model_type` selects the class if the file does not
+    /// name it.
     ///
     /// # Errors
-    /// - [`VlmDataError::Json`]: the text is no JSON
-    /// - [`VlmDataError::UnknownProcessor`]: the class is none of a family in [`FAMILIES`]
+    /// - [`VlmDataError::Json`]: the text is not JSON
+    /// - [`VlmDataError::UnknownProcessor`]: the class belongs to no family in [`FAMILIES`]
     /// - [`VlmDataError::Config`]: a value has the wrong type; the two spellings contradict each
-    ///   other for GLM, whose class reads the second alone; resampling is not bicubic
+    ///   other for GLM, whose class reads only the second; resampling is not bicubic
     /// # Source
     /// transformers 5.24.0, `__init__` of `Qwen2VLImageProcessor` and `Glm4vImageProcessor`
     pub fn from_json(text: &str, model_type: Option<&str>) -> Result<Self> {
@@ -395,7 +397,7 @@ impl PictureConfig {
             Some(number) if number.as_u64() == Some(BICUBIC) => {}
             Some(found) => return Err(wrong("resample", "3 (bicubic)", found)),
         }
-        // Of videos: another limit for each frame, which no published file has.
+        // For videos: an additional limit per frame, which no published file has.
         match value.get("cap_pixels_per_frame") {
             None | Some(Value::Null | Value::Bool(false)) => {}
             Some(found) => return Err(wrong("cap_pixels_per_frame", "false", found)),
@@ -557,7 +559,7 @@ fn area(value: Option<&Value>, key: &'static str) -> Result<Option<u64>> {
     }
 }
 
-/// A switch, which is on unless it is turned off.
+/// A flag, true by default.
 fn flag(value: &Value, key: &'static str) -> Result<bool> {
     match value.get(key) {
         None | Some(Value::Null) => Ok(true),

@@ -9,11 +9,11 @@ use crate::{Result, VlmDataError};
 
 use super::read::{Alpha, ReadOptions, Wanted, checked_pixels};
 
-/// The first frame on the GIF's canvas: RGB, empty unless it is wanted, width and height.
+/// Decodes the first frame on the GIF's canvas: RGB, empty unless requested, with width and height.
 ///
-/// A pixel that the frame leaves uncovered has the colour of the transparent index, or of index 0
-/// without one. Without a palette, or with one that maps each index to the grey of its number,
-/// pixels are grey.
+/// Pixels not covered by the frame have the colour of the transparent index, or of index 0 if there
+/// is none. Without a palette, or with one that maps each index to grey of the same level, pixels
+/// are grey.
 pub(super) fn decode(
     file: &[u8],
     options: &ReadOptions,

@@ -1,6 +1,6 @@
 //! The orientation of a picture, as written by its camera.
 
-/// Orientations 1 to 8 of EXIF, as the way from a pixel of the upright picture to the stored one.
+/// Orientations 1 to 8 of EXIF, as the map from a pixel of the upright picture to the stored one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Orientation {
     /// True if rows of the upright picture are columns of the stored one.
@@ -27,7 +27,7 @@ const ORIENTATIONS: [[bool; 3]; 8] = [
 const TAG: u16 = 0x0112;
 
 impl Orientation {
-    /// The orientation of EXIF's number, or `None` if pixels stay as they are.
+    /// The orientation of an EXIF number, or `None` if pixels do not move.
     fn from_number(number: u32) -> Option<Self> {
         let [swap, mirror_x, mirror_y] =
             *ORIENTATIONS.get(usize::try_from(number).ok()?.checked_sub(1)?)?;
@@ -55,7 +55,7 @@ impl Orientation {
         }
     }
 
-    /// Turns RGB pixels upright; returns them with the new width and height.
+    /// Rotates RGB pixels upright and returns them with the new width and height.
     pub(super) fn apply(
         self,
         pixels: &[u8],
@@ -83,7 +83,7 @@ impl Orientation {
 /// The number of the orientation in the first directory of EXIF data.
 fn from_exif(exif: &[u8]) -> Option<u32> {
     let mut data = exif;
-    // Some writers put the prefix of JPEG segments before it, or twice.
+    // Some writers add the prefix of JPEG segments, once or twice.
     for _ in 0..2 {
         data = data.strip_prefix(b"Exif\0\0").unwrap_or(data);
     }

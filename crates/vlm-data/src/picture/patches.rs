@@ -11,12 +11,12 @@ use super::read::Picture;
 use super::resample::{Axis, COLOURS, columns_first};
 use super::smart_resize::smart_resize;
 
-/// The largest product of sizes of a patch that is not a mistake: its pixels times its frames.
+/// The limit on the pixels of a patch times its frames; larger sizes are mistakes.
 const MAX_PATCH: usize = 1 << 24;
 /// Rows that one task resizes.
 const TASK_ROWS: usize = 16;
 
-/// Makes patches of pictures, as a [`PictureConfig`] says.
+/// Converts pictures and video frames to patches, as a [`PictureConfig`] specifies.
 #[derive(Debug, Clone)]
 pub struct PictureProcessor {
     config: PictureConfig,
@@ -27,8 +27,8 @@ pub struct PictureProcessor {
 /// The patches of a picture.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Patches {
-    /// `pixel_values`: `[patches, channels]`. Patches go square by square of merged patches, row
-    /// by row; channels go by colour, frame, row and column of a pixel.
+    /// `pixel_values`: `[patches, channels]`. Patches are ordered by squares of merged patches, row
+    /// by row; channels by colour, frame, row and column of a pixel.
     pub values: Vec<f32>,
     /// Channels of a patch.
     pub channels: usize,
@@ -37,11 +37,11 @@ pub struct Patches {
 }
 
 impl PictureProcessor {
-    /// Checks a configuration and prepares for it.
+    /// Validates a configuration and creates its processor.
     ///
     /// # Errors
-    /// [`VlmDataError::Config`] if a size is 0 or absurd, the least area above the largest, or a
-    /// number of the normalisation not finite
+    /// [`VlmDataError::Config`] if a size is 0 or too large, the smallest area exceeds the largest,
+    /// or a number of the normalisation is not finite
     pub fn new(config: PictureConfig) -> Result<Self> {
         let wrong = |key, expected, found: String| {
             Err(VlmDataError::Config {
@@ -107,7 +107,7 @@ impl PictureProcessor {
         &self.config
     }
 
-    /// The grid of a picture's patches in time, height and width, from its sides in pixels.
+    /// Computes the grid of a picture's patches in time, height and width from its sides in pixels.
     ///
     /// # Errors
     /// as [`smart_resize`], or [`VlmDataError::NotDivisible`] if pictures are not resized
@@ -115,8 +115,8 @@ impl PictureProcessor {
         self.video_grid(self.config.temporal_patch_size, height, width)
     }
 
-    /// The grid of a video's patches in time, height and width, from its frames and their sides in
-    /// pixels. What is missing of the last patch in time is the last frame.
+    /// Computes the grid of a video's patches in time, height and width from the number of frames
+    /// and their sides in pixels. The last temporal patch is completed by repeating the last frame.
     ///
     /// # Errors
     /// those of [`PictureProcessor::grid`]
@@ -129,7 +129,7 @@ impl PictureProcessor {
         ])
     }
 
-    /// The number of tokens that stand for a grid in the prompt.
+    /// The number of placeholder tokens of a grid in the prompt.
     pub fn placeholders(&self, grid: [usize; 3]) -> usize {
         let square = self.config.merge_size * self.config.merge_size;
         grid.iter()
@@ -142,16 +142,15 @@ impl PictureProcessor {
         COLOURS * self.config.temporal_patch_size * self.config.patch_size * self.config.patch_size
     }
 
-    /// Makes the patches of a picture.
+    /// Computes the patches of a picture.
     ///
-    /// The picture is resized in 8 bits, its levels are rescaled and normalised in f32 as the
-    /// backend does, and cut into patches; each frame of a patch is the same picture.
+    /// The picture is resized in 8 bits, its levels are rescaled and normalised in f32 as by the
+    /// backend, and the result is cut into patches. Each frame of a patch is the same picture.
     ///
     /// # Shapes
     /// `values`: `[grid product, channels]`
     /// # Errors
-    /// those of [`PictureProcessor::grid`]; [`VlmDataError::Memory`] if the system does not give
-    /// the memory
+    /// those of [`PictureProcessor::grid`]; [`VlmDataError::Memory`] if an allocation fails
     /// # Source
     /// transformers 5.24.0, `_preprocess` of models/qwen2_vl/image_processing_qwen2_vl.py and
     /// image_processing_pil_qwen2_vl.py, and those of models/glm4v
@@ -168,13 +167,13 @@ impl PictureProcessor {
         })
     }
 
-    /// Writes the patches of a picture to a part of a buffer, and returns their grid.
+    /// Writes the patches of a picture into part of a buffer and returns their grid.
     ///
-    /// A batch's buffer that is used again costs less time than new ones.
+    /// Reusing the buffer of a batch takes less time than allocating new ones.
     ///
     /// # Errors
-    /// those of [`PictureProcessor::patches`]; [`VlmDataError::BufferLength`] if `values` has
-    /// other than grid product x channels elements
+    /// those of [`PictureProcessor::patches`]; [`VlmDataError::BufferLength`] if the length of
+    /// `values` is not grid product x channels
     pub fn write_patches(&self, picture: &Picture, values: &mut [f32]) -> Result<[usize; 3]> {
         let depth = self.config.temporal_patch_size;
         let grid = self.grid(picture.height(), picture.width())?;
@@ -183,15 +182,15 @@ impl PictureProcessor {
     }
 
     /// Writes one frame of a video to its part of the buffer of all patches. The last frame is
-    /// repeated where the last patch in time needs more.
+    /// repeated to complete the last temporal patch.
     ///
     /// `grid` is that of [`PictureProcessor::video_grid`].
     ///
     /// # Shapes
     /// `values`: `[grid product, channels]`
     /// # Errors
-    /// [`VlmDataError::BufferLength`] if `values` has other than grid product x channels elements
-    /// or the grid no place for the frame; [`VlmDataError::Memory`]
+    /// [`VlmDataError::BufferLength`] if the length of `values` is not grid product x channels or
+    /// the grid has no place for the frame; [`VlmDataError::Memory`]
     /// # Source
     /// transformers 5.24.0, `_preprocess` of models/qwen2_vl/video_processing_qwen2_vl.py
     pub fn write_frame(
@@ -218,13 +217,13 @@ impl PictureProcessor {
         self.write_planes(picture, [1, grid[1], grid[2]], first..end, part)
     }
 
-    /// The pictures that patches show, frame by frame: what [`PictureProcessor::write_frame`] has
-    /// resized, or twice the picture of [`PictureProcessor::patches`].
+    /// Reconstructs the pictures in patches, frame by frame: the resized frames of
+    /// [`PictureProcessor::write_frame`], or twice the picture of [`PictureProcessor::patches`].
     ///
     /// # Shapes
     /// `values`: `[grid product, channels]`
     /// # Errors
-    /// [`VlmDataError::BufferLength`] if `values` has another length; [`VlmDataError::Memory`]
+    /// [`VlmDataError::BufferLength`] if `values` has the wrong length; [`VlmDataError::Memory`]
     pub fn pictures(&self, values: &[f32], grid: [usize; 3]) -> Result<Vec<Picture>> {
         let PictureConfig {
             patch_size,
@@ -272,7 +271,7 @@ impl PictureProcessor {
         Ok(pictures)
     }
 
-    /// Writes a picture, resized, as some frames of the patches of one point in time.
+    /// Resizes a picture and writes it as some frames of one temporal patch.
     fn write_planes(
         &self,
         picture: &Picture,
@@ -294,7 +293,7 @@ impl PictureProcessor {
         let side = self.config.patch_size * self.config.merge_size;
         let strip_values = expected / (height / side);
         let rgb = picture.rgb();
-        // One axis for the whole picture, the other one for each row of squares, which then stays
+        // One axis is resized for the whole picture, the other per row of squares, which then stays
         // in the cache until it is cut.
         match (rows, columns) {
             (Some(rows), Some(columns)) if columns_first(&rows, &columns, backend) => {
@@ -366,7 +365,7 @@ impl PictureProcessor {
             [frames as u64, config.temporal_patch_size as u64],
             limits,
         )?;
-        // All that is computed from the sides fits their type.
+        // All values computed from the sides fit their type.
         let bytes = u128::from(height) * u128::from(width) * 4 * self.channels() as u128;
         match (
             usize::try_from(bytes),

@@ -15,7 +15,7 @@ use super::colour::Samples;
 use super::gif;
 use super::orientation::Orientation;
 
-/// A picture of 8 bits each of red, green and blue.
+/// A picture with 8 bits each of red, green and blue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Picture {
     width: usize,
@@ -26,22 +26,22 @@ pub struct Picture {
 /// The treatment of transparency.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Alpha {
-    /// It is dropped, and the colours below it appear: what `load_image` of transformers does,
-    /// and so all that is given to a processor as a path.
+    /// Alpha is dropped and the stored colours appear, as with `load_image` of transformers, and
+    /// thus with every path given to a processor.
     #[default]
     Dropped,
-    /// The picture is laid on white: what a processor of transformers 5.24 does with a picture
-    /// that PIL opened, and qwen-vl-utils with RGBA.
+    /// The picture is composited on white, as by a processor of transformers 5.24 with a picture
+    /// opened by PIL, and by qwen-vl-utils with RGBA.
     OnWhite,
 }
 
-/// How pictures are read.
+/// Options for reading pictures.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReadOptions {
-    /// The largest number of pixels that is decoded. The default is PIL's, 178,956,970.
+    /// The largest number of pixels decoded. The default is PIL's, 178,956,970.
     pub max_pixels: u64,
-    /// True if the orientation that a camera wrote is applied, as `load_image` of transformers
-    /// does. qwen-vl-utils, LLaMA-Factory and ms-swift take pictures as they are stored.
+    /// True if the camera's orientation is applied, as in `load_image` of transformers.
+    /// qwen-vl-utils, LLaMA-Factory and ms-swift use pictures as stored.
     pub upright: bool,
     /// The treatment of transparency.
     pub alpha: Alpha,
@@ -49,7 +49,7 @@ pub struct ReadOptions {
 
 /// Twice a quarter of a gibibyte, in pixels of 3 bytes: `2 * Image.MAX_IMAGE_PIXELS` of PIL.
 const PIL_MAX_PIXELS: u64 = 178_956_970;
-/// Bytes of a file beside its pixels: metadata, palettes, frames that are not read.
+/// Bytes of a file besides its pixels: metadata, palettes, unread frames.
 const EXTRA_FILE_BYTES: u64 = 256 << 20;
 
 impl Default for ReadOptions {
@@ -63,11 +63,11 @@ impl Default for ReadOptions {
 }
 
 impl Picture {
-    /// Makes a picture of RGB bytes, row by row from above.
+    /// Creates a picture from RGB bytes, row by row from the top.
     ///
     /// # Errors
-    /// [`VlmDataError::NoPixels`] if a side is 0; [`VlmDataError::PixelBytes`] if `rgb` has other
-    /// than `3 * width * height` bytes
+    /// [`VlmDataError::NoPixels`] if a side is 0; [`VlmDataError::PixelBytes`] if the length of
+    /// `rgb` is not `3 * width * height`
     pub fn from_rgb(width: usize, height: usize, rgb: Vec<u8>) -> Result<Self> {
         if width == 0 || height == 0 {
             return Err(VlmDataError::NoPixels {
@@ -89,13 +89,13 @@ impl Picture {
 
     /// Reads a file: JPEG, PNG, WebP, BMP or the first frame of a GIF, whatever its name.
     ///
-    /// The pixels are those of `load_image` of transformers with PIL, bit for bit but for JPEG,
-    /// whose decoders differ. Two conversions surprise: 16 bits of grey are cut off at 255, so
-    /// that nearly all of such a picture is white, and a transparent pixel gets the colour below
-    /// its transparency.
+    /// The pixels are bit-identical to those of `load_image` of transformers with PIL, except for
+    /// JPEG, whose decoders differ. Two conversions may be unexpected: 16-bit grey is clipped at
+    /// 255, so that such a picture is almost entirely white, and a transparent pixel gets its
+    /// stored colour.
     ///
     /// # Errors
-    /// [`VlmDataError::File`] if it is no regular file or cannot be read;
+    /// [`VlmDataError::File`] if the path is not a regular file or cannot be read;
     /// [`VlmDataError::InFile`] around the errors of [`Picture::decode`]
     pub fn open(path: impl AsRef<Path>, options: &ReadOptions) -> Result<Self> {
         let path = path.as_ref();
@@ -105,11 +105,11 @@ impl Picture {
     /// Decodes the contents of a file; see [`Picture::open`].
     ///
     /// # Errors
-    /// - [`VlmDataError::UnknownFormat`]: the bytes are of another format
-    /// - [`VlmDataError::TooManyPixels`]: the header says more pixels than are allowed; none was
+    /// - [`VlmDataError::UnknownFormat`]: the bytes have an unsupported format
+    /// - [`VlmDataError::TooManyPixels`]: the header states more pixels than allowed; none was
     ///   decoded
-    /// - [`VlmDataError::NoPixels`], [`VlmDataError::Decode`]: it is damaged or cut off
-    /// - [`VlmDataError::Memory`]: the system does not give the memory
+    /// - [`VlmDataError::NoPixels`], [`VlmDataError::Decode`]: the file is damaged or truncated
+    /// - [`VlmDataError::Memory`]: an allocation failed
     /// # Source
     /// transformers 5.24.0, `load_image` of image_utils.py; Pillow 13.0.0, `exif_transpose` of
     /// ImageOps.py and `convert` of Image.py
@@ -130,15 +130,16 @@ impl Picture {
         Ok(Self { width, height, rgb })
     }
 
-    /// Width and height that [`Picture::decode`] would give, from the header alone.
+    /// Reads the width and height of the picture that [`Picture::decode`] would return, from the
+    /// header alone.
     ///
     /// # Errors
-    /// those of [`Picture::decode`] that the header shows
+    /// those of [`Picture::decode`] that the header reveals
     pub fn sides(file: &[u8], options: &ReadOptions) -> Result<[usize; 2]> {
         Ok(contents(file, options, Wanted::Sides)?.sides())
     }
 
-    /// The picture as a PNG file.
+    /// Encodes the picture as a PNG file.
     ///
     /// # Errors
     /// [`VlmDataError::Memory`]
@@ -158,17 +159,17 @@ impl Picture {
         })
     }
 
-    /// Pixels in a row.
+    /// Width in pixels.
     pub fn width(&self) -> usize {
         self.width
     }
 
-    /// Rows.
+    /// Height in pixels.
     pub fn height(&self) -> usize {
         self.height
     }
 
-    /// `[height, width, 3]`: levels of red, green and blue.
+    /// The levels of red, green and blue, `[height, width, 3]`.
     pub fn rgb(&self) -> &[u8] {
         &self.rgb
     }
@@ -178,7 +179,7 @@ impl Picture {
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Wanted {
     Pixels,
-    /// Width and height, and how the picture is turned.
+    /// Width, height and orientation.
     Sides,
 }
 
@@ -188,7 +189,7 @@ pub(crate) fn read_file(path: &Path, options: &ReadOptions) -> Result<Vec<u8>> {
         path: path.to_owned(),
         reason,
     };
-    // Before it is opened: opening a pipe waits for its writer.
+    // Checked before opening: opening a pipe waits for its writer.
     let data = std::fs::metadata(path).map_err(|error| file(error.to_string()))?;
     if !data.is_file() {
         return Err(file("it is no regular file".to_owned()));
@@ -218,7 +219,7 @@ pub(crate) fn in_file(path: &Path, source: VlmDataError) -> VlmDataError {
     }
 }
 
-/// Width times height, if the options allow as many and there are any.
+/// Width times height, if positive and within the limit of the options.
 pub(super) fn checked_pixels(width: u64, height: u64, options: &ReadOptions) -> Result<u64> {
     if width == 0 || height == 0 {
         return Err(VlmDataError::NoPixels { width, height });
@@ -233,7 +234,7 @@ pub(super) fn checked_pixels(width: u64, height: u64, options: &ReadOptions) -> 
     }
 }
 
-/// Limits on a decoder's allocations, beside the pixels that it is given room for.
+/// Limits on a decoder's allocations, besides the buffer for pixels.
 fn limits(options: &ReadOptions) -> Limits {
     let mut limits = Limits::no_limits();
     limits.max_alloc = Some(
@@ -247,20 +248,20 @@ fn limits(options: &ReadOptions) -> Limits {
 
 /// The contents of a file.
 pub(crate) struct Contents {
-    /// RGB as stored, empty unless it is wanted.
+    /// RGB as stored, empty unless requested.
     pub(crate) rgb: Vec<u8>,
     /// Width and height as stored.
     stored: [usize; 2],
-    /// How to turn them.
+    /// The orientation of the pixels.
     orientation: Option<Orientation>,
-    /// True if a pixel is transparent by its own alpha; known with pixels.
+    /// True if a pixel is transparent by its alpha; known only if pixels were decoded.
     pub(crate) is_transparent: bool,
-    /// True if it has levels of grey above 255, which are cut off; known with pixels.
+    /// True if levels of grey above 255 are clipped; known only if pixels were decoded.
     pub(crate) is_clipped: bool,
 }
 
 impl Contents {
-    /// True if the pixels are turned or mirrored.
+    /// True if the pixels are rotated or mirrored.
     pub(crate) fn is_turned(&self) -> bool {
         self.orientation.is_some()
     }
@@ -272,7 +273,7 @@ impl Contents {
     }
 }
 
-/// Reads a file as [`Picture::decode`] does, but does not turn it.
+/// Reads a file as [`Picture::decode`] does, without rotating it upright.
 pub(crate) fn contents(file: &[u8], options: &ReadOptions, wanted: Wanted) -> Result<Contents> {
     match file {
         [b'G', b'I', b'F', b'8', ..] => {
@@ -420,7 +421,7 @@ fn samples(format: &'static str, colour: ColorType) -> Result<Samples> {
     })
 }
 
-/// Where a PNG file has its kind of colour, and two of the kinds.
+/// The offset of the colour type in a PNG file, and two colour types.
 const PNG_COLOUR: usize = 25;
 const PNG_GREY: u8 = 0;
 const PNG_RGB: u8 = 2;
@@ -438,8 +439,8 @@ fn png_chunk<'a>(file: &'a [u8], kind: &[u8; 4]) -> Option<&'a [u8]> {
     }
 }
 
-/// The transparent colour of a PNG file of grey or RGB, as PIL compares it: the lower bytes of its
-/// three or one samples, whatever the bits of the picture, with levels of 8 bits.
+/// The transparent colour of a grey or RGB PNG file, as PIL compares it: the lower bytes of its one
+/// or three samples, whatever the bit depth, against 8-bit levels.
 fn png_key(file: &[u8]) -> Option<[u8; 3]> {
     match *png_chunk(file, b"tRNS")? {
         [_, grey] => Some([grey; 3]),

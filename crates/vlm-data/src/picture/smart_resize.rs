@@ -6,21 +6,22 @@ use super::config::ResizeRule;
 
 /// The longer side may be this many times the shorter one.
 const MAX_RATIO: u32 = 200;
-/// Whole numbers up to here are exact in f64, in which Python divides.
+/// Whole numbers up to this one are exact in f64, which Python uses for divisions.
 const EXACT: u64 = 1 << 53;
 
-/// Returns height and width that a picture of `height` and `width` is resized to.
+/// Computes height and width of the resized picture from `height` and `width`.
 ///
 /// Both become multiples of `factor`, and their product lies between `min_pixels` and
 /// `max_pixels`, both areas. Rounding is Python's: halves go to the even number.
 ///
-/// - [`ResizeRule::Qwen`]: the nearest multiples; if their area is out of the limits, both sides
-///   are scaled by one number and rounded towards the limit, to at least `factor`.
-/// - [`ResizeRule::Glm`]: a side below `factor` is first scaled up to it, the other side with it,
-///   both truncated. Then as above for all frames together: the limits hold for frames x height x
-///   width, where frames are rounded to a multiple of `depth`.
+/// - [`ResizeRule::Qwen`]: the nearest multiples. If their area exceeds the limits, both sides are
+///   scaled by one factor and rounded towards the limit, to at least `factor`.
+/// - [`ResizeRule::Glm`]: a side below `factor` is first scaled up to `factor`, and the other side
+///   with it, both truncated. Then as above for all frames together: the limits apply to frames x
+///   height x width, with frames rounded to a multiple of `depth`.
 ///
-/// `frames` are those of the video, and `depth` those of a patch; a picture has `depth` frames.
+/// `frames` is the number of frames of the video and `depth` that of a patch; a picture has `depth`
+/// frames.
 ///
 /// # Units
 /// sides in pixels, limits in pixels of area
@@ -86,7 +87,7 @@ pub fn smart_resize(
         return Err(too_many);
     }
     let (h, w) = (height as f64, width as f64);
-    // A ratio of 200 and a bit can round to 200 in f64, as in Python.
+    // A ratio slightly above 200 can round to 200 in f64, as in Python.
     if h.max(w) / h.min(w) > f64::from(MAX_RATIO) {
         return Err(VlmDataError::AspectRatio {
             width,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 /// The result of this module's functions.
 pub type Result<T, E = TextError> = std::result::Result<T, E>;
 
-/// A data file, tokenizer or template from which no training text can be made.
+/// An error in a data file, tokenizer or chat template.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TextError {
@@ -22,10 +22,10 @@ pub enum TextError {
     Stream {
         /// The line, from 1.
         line: u64,
-        /// The message of the system, or what the file lacks.
+        /// The message of the system, or the missing part of the file.
         reason: String,
     },
-    /// A data file that is no longer the one that was read before.
+    /// A data file that changed after it was first read.
     #[error(
         "{} has changed: expected {expected}, found {found}; \
          a position in other data means nothing, so start anew or bring the file back",
@@ -36,10 +36,10 @@ pub enum TextError {
         path: PathBuf,
         /// Its earlier size and time.
         expected: String,
-        /// Its present size and time.
+        /// Its current size and time.
         found: String,
     },
-    /// A record of a data file that cannot be trained on; the records after it can be read.
+    /// A record that cannot be trained on. The records after it can still be read.
     #[error("line {line}: {problem}")]
     Record {
         /// The line where the record begins, from 1.
@@ -57,7 +57,7 @@ pub enum TextError {
         /// The folder.
         folder: PathBuf,
     },
-    /// A tokenizer whose files contradict each other or have a kind that is not supported.
+    /// A tokenizer with contradictory files or of an unsupported kind.
     #[error("the tokenizer of {} cannot be built: {reason}", path.display())]
     Tokenizer {
         /// The file or folder.
@@ -65,7 +65,7 @@ pub enum TextError {
         /// The cause.
         reason: String,
     },
-    /// A text that the tokenizer refused.
+    /// A text that the tokenizer rejected.
     #[error("a text of {bytes} bytes cannot be encoded: {reason}")]
     Encode {
         /// The length of the text.
@@ -84,7 +84,7 @@ pub enum TextError {
         /// The folder.
         folder: PathBuf,
     },
-    /// A chat template that is not Jinja, or uses what is not supported.
+    /// A chat template that is not Jinja or uses unsupported features.
     #[error("the chat template cannot be compiled: {reason}")]
     Template {
         /// The message of the template engine.
@@ -97,12 +97,12 @@ pub enum TextError {
     MissingToken {
         /// The token.
         token: &'static str,
-        /// The purpose that it is needed for.
+        /// The purpose of the token.
         purpose: &'static str,
     },
 }
 
-/// A problem of one record; the message has the expectation, the finding and the remedy.
+/// A problem of one record. The message states the expectation, the finding and the remedy.
 #[derive(Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecordProblem {
@@ -120,7 +120,7 @@ pub enum RecordProblem {
         /// The limit.
         max_bytes: usize,
     },
-    /// Keys that no format has.
+    /// Keys that match no format.
     #[error(
         "expected one of the keys \"messages\", \"conversations\" or \"instruction\", found {}; \
          rename the columns",
@@ -130,17 +130,17 @@ pub enum RecordProblem {
         /// The keys found.
         found: Vec<String>,
     },
-    /// A value of another type, or none.
+    /// A missing value, or one of the wrong type.
     #[error("expected {key} to be {expected}, found {found}")]
     Value {
-        /// Where, such as `messages[2].content`.
+        /// The path of the key, such as `messages[2].content`.
         key: String,
         /// The type expected.
         expected: &'static str,
         /// The type found.
         found: String,
     },
-    /// A role that no format has.
+    /// A role unknown to the format.
     #[error("message {message} has the role {found:?}; expected one of {}", known.join(", "))]
     UnknownRole {
         /// The message, from 1.
@@ -150,13 +150,13 @@ pub enum RecordProblem {
         /// The roles of the format.
         known: &'static [&'static str],
     },
-    /// A system message after others.
+    /// A system message after other messages.
     #[error("message {message} is a system message; only the first may be one, so merge them")]
     SystemNotFirst {
         /// The message, from 1.
         message: usize,
     },
-    /// Marks and files of different number.
+    /// Different numbers of marks and files.
     #[error(
         "the text has {marks} marks {mark} for {files} files; \
          write one mark for each file, in order, or remove the files"
@@ -169,7 +169,7 @@ pub enum RecordProblem {
         /// The files.
         files: usize,
     },
-    /// A mark in an answer or in the system's text.
+    /// A picture or video mark in an answer or in the system's text.
     #[error(
         "message {message} holds a picture or video and is of the role {role}; \
          pictures belong to a user or a tool"
@@ -186,18 +186,18 @@ pub enum RecordProblem {
         /// The message, from 1.
         message: usize,
     },
-    /// No answer at all, or a question after the last one.
+    /// A conversation that does not end with an answer.
     #[error(
         "expected the last of {messages} messages to be the assistant's, found {last}; \
          nothing after the last answer can be trained on, so remove it"
     )]
     NoAnswer {
-        /// The messages.
+        /// The number of messages.
         messages: usize,
-        /// The role of the last.
+        /// The role of the last message.
         last: &'static str,
     },
-    /// A conversation of an answer alone.
+    /// A conversation that consists of an answer only.
     #[error("nothing comes before the answer; expected a question to continue")]
     NoPrompt,
     /// Text that the tokenizer would read as a mark of turns or pictures.
@@ -212,16 +212,16 @@ pub enum RecordProblem {
         /// The token.
         token: String,
     },
-    /// A picture at an address of the network.
+    /// A picture given by a network address.
     #[error("{address:?} is an address; download the file and name its path")]
     Address {
         /// The address.
         address: String,
     },
-    /// A picture as text that is not base64.
+    /// A picture whose text is not valid base64.
     #[error("{key} is no base64: {detail}")]
     Base64 {
-        /// Where.
+        /// The path of the key.
         key: String,
         /// The cause.
         detail: &'static str,
@@ -238,7 +238,7 @@ pub enum RecordProblem {
         /// The video, from 1.
         video: usize,
     },
-    /// Marks of boxes or names and their values of different number.
+    /// Different numbers of marks and values of boxes or names.
     #[error("the text has {marks} marks {mark} for {values} values in objects.{key}")]
     ObjectCount {
         /// `<bbox>` or `<ref-object>`.
@@ -250,7 +250,7 @@ pub enum RecordProblem {
         /// The values.
         values: usize,
     },
-    /// A box that is not one.
+    /// A box or point with invalid numbers.
     #[error("box {index} is {found:?}; expected 2 or 4 finite numbers with x1 <= x2 and y1 <= y2")]
     Box {
         /// Its index, from 0.
@@ -258,7 +258,7 @@ pub enum RecordProblem {
         /// Its numbers.
         found: Vec<f64>,
     },
-    /// A box that leaves its picture.
+    /// A box that extends beyond its picture.
     #[error(
         "box {index} is {found:?} in a picture of {} x {} pixels; boxes are in pixels of the \
          picture as it is read, which EXIF may turn",
@@ -272,23 +272,23 @@ pub enum RecordProblem {
         /// Width and height.
         size: [usize; 2],
     },
-    /// A box of a picture that the record lacks.
+    /// A box in a picture that the record does not have.
     #[error("box {index} belongs to picture {image}, the record has {images}")]
     BoxImage {
         /// Its index, from 0.
         index: usize,
         /// The picture, from 0.
         image: usize,
-        /// The pictures.
+        /// The number of pictures.
         images: usize,
     },
-    /// The template refused the conversation, or was stopped.
+    /// A conversation that the template rejected, or a rendering that exceeded its limits.
     #[error("the chat template failed: {detail}")]
     Render {
         /// The message of the template engine.
         detail: String,
     },
-    /// A template that prints another number of answers than the conversation has.
+    /// A template that prints a different number of answers than the conversation has.
     #[error(
         "the rendered text has {found} assistant turns, the conversation {expected}; \
          the template drops or merges turns, so labels cannot be placed"
@@ -299,7 +299,8 @@ pub enum RecordProblem {
         /// The turns found in the text.
         found: usize,
     },
-    /// A template that prints another number of pads than the conversation has pictures.
+    /// A template that prints a different number of pads than the conversation has pictures or
+    /// videos.
     #[error(
         "the rendered text has {found} pads {pad} for {expected} pictures or videos; \
          the template is of a model without them, or of another family"
@@ -312,7 +313,7 @@ pub enum RecordProblem {
         /// The pads found.
         found: usize,
     },
-    /// Grids and pictures of different number.
+    /// Different numbers of grids and of pictures or videos.
     #[error("{grids} grids were given for {media} {kind}")]
     Grids {
         /// `images` or `videos`.
@@ -333,7 +334,7 @@ pub enum RecordProblem {
         /// The merge size.
         merge: u32,
     },
-    /// Times and temporal patches of different number.
+    /// Different numbers of times and temporal patches.
     #[error("{times} times were given for {frames} temporal patches of a video")]
     Times {
         /// The temporal patches.
@@ -341,7 +342,7 @@ pub enum RecordProblem {
         /// The times.
         times: usize,
     },
-    /// Longer than the limit.
+    /// A conversation longer than the token limit.
     #[error(
         "{tokens} tokens exceed max_tokens = {max_tokens}, also without the {dropped} turns that \
          may be dropped; raise the limit, or give the pictures fewer pixels"
@@ -351,16 +352,16 @@ pub enum RecordProblem {
         tokens: usize,
         /// The limit.
         max_tokens: usize,
-        /// The turns dropped for it.
+        /// The number of turns dropped for it.
         dropped: usize,
     },
     /// Labels that are all masked.
     #[error("no token is trained on: {reason}")]
     NothingToTrain {
-        /// Why.
+        /// The reason.
         reason: &'static str,
     },
-    /// A template without the tags of the generation rule.
+    /// A template without `generation` tags, which the label rule requires.
     #[error(
         "the chat template has no {} tags, which this rule of labels needs; use another rule",
         "{% generation %}"

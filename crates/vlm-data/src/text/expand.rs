@@ -1,5 +1,5 @@
-//! Expands pads: the one that a template prints for a picture is repeated for each token of the
-//! picture's grid.
+//! Expands pads: the single pad that a template prints for a picture is repeated for each token of
+//! the picture's grid.
 
 use std::ops::Range;
 
@@ -7,13 +7,13 @@ use super::error::RecordProblem;
 
 type Result<T> = std::result::Result<T, RecordProblem>;
 
-/// How a family writes pictures and videos.
+/// The notation of pictures and videos in a family's text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MediaStyle {
     /// Qwen2-VL and Qwen2.5-VL: one run of pads for a picture, and one for a video.
     Qwen2,
-    /// Qwen3-VL and Qwen3.5: a video is, for each temporal patch, its time and a run of pads of its
-    /// own between vision start and vision end.
+    /// Qwen3-VL and Qwen3.5: a video is, for each temporal patch, its time and a separate run of
+    /// pads between vision start and vision end.
     Qwen3,
     /// GLM-4.1V: a video is, for each temporal patch, a picture and its second.
     Glm,
@@ -61,7 +61,7 @@ impl Grid {
     /// The tokens of one temporal patch: height · width / `merge`².
     ///
     /// # Errors
-    /// [`RecordProblem::Grid`] if a side is 0 or does not divide by `merge`.
+    /// [`RecordProblem::Grid`] if a side is 0 or not divisible by `merge`.
     pub fn frame_tokens(self, merge: u32) -> Result<usize> {
         let Self {
             time,
@@ -87,13 +87,13 @@ impl Grid {
     }
 }
 
-/// The grid of a video, and when its patches are shown.
+/// The grid of a video and the times of its temporal patches.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VideoGrid {
     /// The patches.
     pub grid: Grid,
-    /// The second of each temporal patch; empty for Qwen2-VL and Qwen2.5-VL, which do not write it.
-    /// For Qwen3-VL the mean of the patch's two frames, for GLM-4.1V the first frame.
+    /// The time of each temporal patch, in seconds; empty for Qwen2-VL and Qwen2.5-VL, which do not
+    /// write it. Qwen3-VL takes the mean of the patch's two frames, GLM-4.1V the first frame.
     pub seconds: Vec<f64>,
 }
 
@@ -112,12 +112,12 @@ pub(super) struct Padded {
     pub(super) text: String,
     /// The length of each run, in order.
     pub(super) runs: Vec<usize>,
-    /// The ranges of the text before, moved.
+    /// The ranges of the original text, shifted.
     pub(super) ranges: Vec<Range<usize>>,
 }
 
-/// Writes videos as their family does, and counts the pads of each run. `ranges` are of `text`, and
-/// hold no pad.
+/// Writes videos in the family's notation and counts the pads of each run. `ranges` refer to `text`
+/// and contain no pad.
 ///
 /// # Source
 /// transformers 5.24.0: `replace_image_token` and `replace_video_token` of the processors

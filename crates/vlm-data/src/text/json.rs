@@ -1,4 +1,4 @@
-//! JSON whose objects keep their order, written like Python's.
+//! JSON with ordered objects, written as Python writes it.
 //!
 //! A chat template prints tools and tool calls with `tojson`, which is Python's `json.dumps`. The
 //! ids equal those of transformers only if keys keep the order of the file, and separators, escapes
@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 
-/// A JSON value; objects keep the order of their keys, and the last of two equal keys wins.
+/// A JSON value. Objects keep the order of their keys, and the last of two equal keys wins.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Json {
     /// `null`.
@@ -30,15 +30,15 @@ pub enum Json {
 }
 
 impl Json {
-    /// Parses one value; nothing but white space may follow it.
+    /// Parses one value, which only white space may follow.
     ///
     /// # Errors
-    /// serde_json's, also for values nested deeper than 128.
+    /// Those of serde_json, also for values nested deeper than 128 levels.
     pub fn parse(text: &[u8]) -> Result<Self, serde_json::Error> {
         serde_json::from_slice(text)
     }
 
-    /// The value of `key`, if `self` is an object that has it and it is not `null`.
+    /// The value of `key`, if `self` is an object with this key and the value is not `null`.
     #[must_use]
     pub fn get(&self, key: &str) -> Option<&Json> {
         let Json::Object(pairs) = self else {
@@ -130,7 +130,7 @@ impl<'de> Deserialize<'de> for Json {
             }
             fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Json, A::Error> {
                 let mut pairs: Vec<(String, Json)> = Vec::new();
-                // Many keys are searched by a map, few by eye.
+                // Many keys are searched with a map, few linearly.
                 let mut places = std::collections::HashMap::new();
                 while let Some((key, value)) = entries.next_entry::<String, Json>()? {
                     match places.get(&key) {
@@ -153,7 +153,7 @@ impl<'de> Deserialize<'de> for Json {
 
 /// How [`dumps`] writes: the arguments of Python's `json.dumps`.
 pub(crate) struct Style {
-    /// The text of one level, or none to write all in one line.
+    /// The text of one level of indentation; `None` writes one line.
     pub(crate) indent: Option<String>,
     /// Between items.
     pub(crate) item_separator: String,
@@ -266,7 +266,7 @@ fn write_string(out: &mut String, text: &str, ensure_ascii: bool) {
             '\u{8}' => out.push_str("\\b"),
             '\u{c}' => out.push_str("\\f"),
             '\0'..='\u{1f}' => _ = write!(out, "\\u{:04x}", c as u32),
-            // With ensure_ascii Python escapes DEL not, and all above it.
+            // With ensure_ascii, Python does not escape DEL but all characters above it.
             '\u{80}'.. if ensure_ascii => {
                 for unit in c.encode_utf16(&mut [0; 2]) {
                     _ = write!(out, "\\u{unit:04x}");

@@ -17,58 +17,61 @@ use super::tokenizer::{Tokenizer, read_json};
 /// The label of a token that is not trained on.
 pub const IGNORED: i64 = -100;
 
-/// More tokens than any model attends to; refused before memory is taken for them.
+/// A token count beyond the context of any model; rejected before memory is allocated.
 const MAX_TOKENS: usize = 1 << 24;
 
 /// The rule that selects the trained tokens of the assistant's turns.
 ///
 /// In ChatML (Qwen) a turn is `<|im_start|>assistant`, a line break, the answer, `<|im_end|>` and a
-/// line break. All rules train on the answer and on both tokens after it. They differ where an
-/// answer begins with a line break: the first rule encodes the whole text, so the two breaks may be
-/// one token, which is not trained on; the other two encode the answer by itself.
+/// line break. All rules train on the answer and on both tokens after it. They differ for an answer
+/// that begins with a line break: the first rule encodes the whole text, so the two breaks may be
+/// one untrained token; the other two encode the answer separately.
 ///
-/// In GLM's template nothing ends a turn but the role token of the next one. The rules differ in
-/// what they train on instead, and in what they put after the last answer.
+/// In GLM's template, only the role token of the next turn ends a turn. The rules differ in the
+/// tokens trained in its place and in the token after the last answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LabelRule {
-    /// Qwen's own fine-tuning code. It has none for GLM, where this rule is ms-swift's.
+    /// The rule of Qwen's fine-tuning code. For GLM, which that code does not support, it is
+    /// ms-swift's rule.
     #[default]
     Qwen,
-    /// LLaMA-Factory's. GLM: from the line break before the answer; the role token after it has
-    /// the label of `eos_token`, which is also put after the last answer.
+    /// The rule of LLaMA-Factory. For GLM, training starts at the line break before the answer; the
+    /// role token after the answer has the label of `eos_token`, which is also appended to the last
+    /// answer.
     LlamaFactory,
-    /// ms-swift's. GLM: `<|user|>` after an answer is trained on, and put after the last one. An
-    /// answer of `"loss": false` that is the last still has its end trained on, as there.
+    /// The rule of ms-swift. For GLM, `<|user|>` after an answer is trained on and appended to the
+    /// last answer. As in ms-swift, the end of a last answer with `"loss": false` is still trained
+    /// on.
     Swift,
-    /// The template's own `{% generation %}` tags, as transformers and TRL's
-    /// `assistant_only_loss` read them.
+    /// The template's `{% generation %}` tags, as read by transformers and TRL's
+    /// `assistant_only_loss`.
     Generation,
 }
 
-/// The turns of the assistant that are trained on. A message's own `loss` is stronger.
+/// The assistant turns that are trained on. The `loss` of a message overrides this.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Trained {
-    /// All.
+    /// All turns.
     #[default]
     AllTurns,
-    /// The last. With [`LabelRule::Swift`] all after the last message of the user, which differs
-    /// if tools were called.
+    /// The last turn. With [`LabelRule::Swift`], all turns after the last user message, which
+    /// differs if tools were called.
     LastTurn,
 }
 
-/// The treatment of a conversation longer than the limit. Nothing is ever cut inside a turn, and so
-/// never inside a picture.
+/// The treatment of a conversation above the token limit. No turn, and thus no picture, is ever
+/// cut.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Overlong {
-    /// It is an error.
+    /// The conversation is an error.
     #[default]
     Refuse,
-    /// Whole turns are dropped, the oldest first: a message of the user and all up to the next, with
-    /// their pictures. The system's turn and the last turn stay.
+    /// Whole turns are dropped with their pictures, oldest first. A turn is a user message and all
+    /// messages up to the next one. The system's turn and the last turn are kept.
     DropOldestTurns,
 }
 
-/// How [`TextEncoder::encode`] encodes.
+/// Options of [`TextEncoder::encode`].
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct EncodeOptions {
@@ -76,35 +79,35 @@ pub struct EncodeOptions {
     pub rule: LabelRule,
     /// The turns that are trained on.
     pub trained: Trained,
-    /// The limit of tokens, pads included; none allows 16,777,216.
+    /// The token limit, pads included; `None` allows 16,777,216.
     pub max_tokens: Option<usize>,
-    /// The treatment of a conversation above it.
+    /// The treatment of a conversation above the limit.
     pub overlong: Overlong,
     /// The inputs of the template besides the messages.
     pub render: RenderOptions,
 }
 
-/// A conversation as a model is trained on it.
+/// A tokenized and labelled conversation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sample {
     /// The token ids, pads included, \[tokens\].
     pub input_ids: Vec<i64>,
-    /// The id of each token that is trained on, [`IGNORED`] for the others, \[tokens\].
+    /// The id of each trained token, [`IGNORED`] for the others, \[tokens\].
     pub labels: Vec<i64>,
-    /// The pictures that are left, as indices into [`Conversation::images`].
+    /// The remaining pictures, as indices into [`Conversation::images`].
     pub images: Vec<usize>,
-    /// The videos that are left, as indices into [`Conversation::videos`].
+    /// The remaining videos, as indices into [`Conversation::videos`].
     pub videos: Vec<usize>,
-    /// The turns that were dropped.
+    /// The number of dropped turns.
     pub dropped_turns: usize,
 }
 
-/// The purpose that a conversation is encoded for.
+/// The purpose of encoding a conversation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Purpose {
     /// Its answers have labels.
     Training,
-    /// It is continued.
+    /// The model continues it.
     Prompt,
 }
 
@@ -121,8 +124,8 @@ const GLM_START: &str = "<|assistant|>";
 const GLM_USER: &str = "<|user|>";
 const GLM_ROLES: [&str; 4] = ["<|system|>", GLM_USER, GLM_START, "<|observation|>"];
 
-/// The strings that a tokenizer reads as marks of turns or pictures, of any family. Marks of boxes
-/// and of thoughts are not among them: answers may hold those.
+/// The strings that a tokenizer of any family reads as marks of turns or pictures. Marks of boxes
+/// and thoughts are not among them, since answers may contain them.
 const RESERVED: [&str; 22] = [
     "<|endoftext|>",
     "<|im_start|>",
@@ -151,13 +154,14 @@ const RESERVED: [&str; 22] = [
 /// A turn of the assistant in a text, in bytes.
 #[derive(Debug, PartialEq, Eq)]
 struct Turn {
-    /// The answer, without what ends it.
+    /// The answer, without its end marks.
     answer: Range<usize>,
-    /// Where the header ends: before the line break that precedes the answer, in GLM.
+    /// The end of the header; in GLM, before the line break that precedes the answer.
     header_end: usize,
 }
 
-/// Text to training data: a tokenizer, a chat template and the style of a family.
+/// Encoder of conversations to token ids and labels: a tokenizer, a chat template and a family's
+/// style.
 #[derive(Debug)]
 pub struct TextEncoder {
     tokenizer: Tokenizer,
@@ -184,7 +188,7 @@ impl TextEncoder {
     ///
     /// # Errors
     /// Those of [`Tokenizer::from_folder`], [`ChatTemplate::from_folder`] and [`TextEncoder::new`];
-    /// [`TextError::File`] for a config.json that is missing, or of another family.
+    /// [`TextError::File`] if config.json is missing or of an unsupported family.
     pub fn from_folder(folder: impl AsRef<Path>) -> Result<Self> {
         let folder = folder.as_ref();
         let path = folder.join("config.json");
@@ -215,8 +219,7 @@ impl TextEncoder {
         Self::new(Tokenizer::from_folder(folder)?, template, style, merge)
     }
 
-    /// Puts the parts together. `merge` is the side of the square of patches that becomes one
-    /// token.
+    /// Combines the parts. `merge` is the side of the square of patches that becomes one token.
     ///
     /// # Errors
     /// [`TextError::MissingToken`] if the tokenizer lacks a mark of the family.
@@ -298,7 +301,7 @@ impl TextEncoder {
         &self.tokenizer
     }
 
-    /// How the family writes pictures and videos.
+    /// The notation of pictures and videos.
     #[must_use]
     pub fn style(&self) -> MediaStyle {
         self.style
@@ -324,13 +327,13 @@ impl TextEncoder {
 
     /// Renders, encodes and labels a conversation.
     ///
-    /// `grids` has one entry for each picture and video of the conversation, in its order; each
-    /// picture is then `grid.tokens(merge)` pads.
+    /// `grids` has one entry per picture and video of the conversation, in order; each picture
+    /// becomes `grid.tokens(merge)` pads.
     ///
     /// # Errors
-    /// [`TextError::Record`] with the conversation's line: a special token in a text, a template
-    /// that fails or prints other turns or pads than the conversation has, grids that do not fit,
-    /// more tokens than the limit, or no token to train on. [`TextError::Encode`] from the
+    /// [`TextError::Record`] with the conversation's line, if a text contains a special token, the
+    /// template fails or prints other turns or pads than the conversation has, grids do not match,
+    /// the token limit is exceeded, or no token is trained on. [`TextError::Encode`] from the
     /// tokenizer.
     pub fn encode(
         &self,
@@ -341,11 +344,11 @@ impl TextEncoder {
         self.encode_for(conversation, grids, options, Purpose::Training)
     }
 
-    /// Renders and encodes what a model continues: the messages without a last one of the
-    /// assistant, and the start of an answer. Nothing has a label.
+    /// Renders and encodes a prompt for generation: the messages without a final assistant message,
+    /// followed by the start of an answer. No token has a label.
     ///
     /// # Errors
-    /// Those of [`TextEncoder::encode`]; [`RecordProblem::NoPrompt`] if nothing comes before the
+    /// Those of [`TextEncoder::encode`]; [`RecordProblem::NoPrompt`] if no message precedes the
     /// answer.
     pub fn encode_prompt(
         &self,
@@ -414,7 +417,7 @@ impl TextEncoder {
         if options.overlong == Overlong::Refuse || groups.len() < 2 {
             return Err(too_long(tokens, 0));
         }
-        // The fewest turns to drop, between `short` that is too few and `enough`.
+        // The smallest number of turns to drop, between `short`, which is too small, and `enough`.
         let (mut short, mut enough) = (0, groups.len() - 1);
         let mut best = match dropped(enough)? {
             Attempt::Fits(sample) => sample,
@@ -431,7 +434,7 @@ impl TextEncoder {
         Ok(best)
     }
 
-    /// Refuses texts that hold a mark of the template.
+    /// Rejects texts that contain a mark of the template.
     fn check_text(&self, conversation: &Conversation) -> Result<(), RecordProblem> {
         let mut problem = None;
         let mut check = |message: usize, text: &str| {
@@ -458,7 +461,7 @@ impl TextEncoder {
         problem.map_or(Ok(()), Err)
     }
 
-    /// Encodes some of a conversation's messages.
+    /// Encodes a subset of a conversation's messages.
     fn try_encode(
         &self,
         conversation: &Conversation,
@@ -552,7 +555,7 @@ impl TextEncoder {
         }))
     }
 
-    /// The ids and labels of a rendered text, whose pads are one token each.
+    /// The ids and labels of a rendered text, in which each pad is one token.
     fn label(
         &self,
         messages: &[Message],
@@ -622,7 +625,7 @@ impl TextEncoder {
         Ok(turns)
     }
 
-    /// Encodes the pieces of a text between `cuts` each by itself.
+    /// Encodes the pieces of a text between `cuts` separately.
     fn encode_pieces(&self, text: &str, cuts: &[usize]) -> Result<(Vec<u32>, Vec<usize>)> {
         let (mut ids, mut starts, mut from) = (Vec::new(), Vec::new(), 0);
         for to in cuts.iter().copied().chain([text.len()]) {
@@ -748,7 +751,7 @@ enum Attempt {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Train {
     All,
-    /// Not the answer; its end only in the way of ms-swift.
+    /// Only the end of the answer, as in ms-swift.
     End,
     None,
 }
@@ -782,8 +785,8 @@ fn trained(messages: &[Message], options: &EncodeOptions) -> Vec<Train> {
         .collect()
 }
 
-/// Where the answers begin that are trained on: ms-swift joins the others to the prompt before it
-/// encodes.
+/// The starts of the trained answers: ms-swift joins the other answers to the prompt before
+/// encoding.
 fn trained_starts(turns: &[Turn], trained: &[Train]) -> Vec<usize> {
     let trained = turns
         .iter()
@@ -806,7 +809,8 @@ fn label(labels: &mut [i64], ids: &[u32], range: Range<usize>) {
     }
 }
 
-/// The turns of a conversation: each begins with a message of the user that follows another's.
+/// The turns of a conversation: each begins with a user message that follows another role's
+/// message.
 fn groups(messages: &[Message]) -> Vec<Range<usize>> {
     let begins = |index: &usize| {
         let is_user = |message: &Message| message.role == Role::User;

@@ -21,8 +21,8 @@ use super::format::{Conversation, Message, Part};
 use super::json::{Json, Style, dumps, float_repr};
 use super::tokenizer::{read_file, read_json};
 
-/// Steps of one rendering; about 64 bytes of memory a step. A conversation of 1,000 turns takes
-/// some 50,000.
+/// The step limit of one rendering, at about 64 bytes of memory per step. A conversation of 1,000
+/// turns takes about 50,000 steps.
 const FUEL: u64 = 1_000_000;
 
 /// The longest text that a template may print.
@@ -34,16 +34,16 @@ const MAX_TEMPLATE_BYTES: usize = 1 << 20;
 /// The name under which the engine keeps the template.
 const NAME: &str = "chat_template";
 
-/// The inputs that are rendered with the messages.
+/// The inputs of a template besides the messages.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct RenderOptions {
-    /// Ends the text with the start of an answer, for generation.
+    /// True to end the text with the start of an answer, for generation.
     pub add_generation_prompt: bool,
-    /// Further variables, such as `enable_thinking`.
+    /// Additional variables, such as `enable_thinking`.
     pub variables: Vec<(String, Json)>,
-    /// The time that `strftime_now` tells, in UTC; the epoch by default, so that data do not change
-    /// from day to day.
+    /// The time of `strftime_now`, in UTC; the epoch by default, so that data do not change from
+    /// day to day.
     pub now: SystemTime,
 }
 
@@ -62,7 +62,7 @@ impl Default for RenderOptions {
 pub struct Rendered {
     /// The text.
     pub text: String,
-    /// Bytes of the text between `{% generation %}` and `{% endgeneration %}`.
+    /// Byte ranges of the text between `{% generation %}` and `{% endgeneration %}`.
     pub generated: Vec<Range<usize>>,
 }
 
@@ -80,8 +80,8 @@ impl std::fmt::Debug for ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// Reads the template of a folder: of `chat_template.json`, `chat_template.jinja` or
-    /// `tokenizer_config.json`, the first that is there. Of a list of templates it takes `default`.
+    /// Reads the template of a folder from the first of `chat_template.json`, `chat_template.jinja`
+    /// and `tokenizer_config.json` that exists. From a list of templates it takes `default`.
     ///
     /// # Errors
     /// [`TextError::NoTemplate`]; [`TextError::File`] if a file cannot be read;
@@ -175,12 +175,12 @@ impl ChatTemplate {
     /// Renders messages.
     ///
     /// `named_tokens` are those of [`Tokenizer::named_tokens`](super::Tokenizer::named_tokens),
-    /// which a template may print. A message of one text is given as text, any other as a list of
-    /// parts.
+    /// which a template may print. A message with a single text is passed as text, any other as a
+    /// list of parts.
     ///
     /// # Errors
-    /// [`RecordProblem::Render`] if the template refuses the messages, fails, or exceeds its limits
-    /// of steps, memory and output.
+    /// [`RecordProblem::Render`] if the template rejects the messages, fails, or exceeds its limits
+    /// on steps, memory or output.
     pub fn render(
         &self,
         messages: &[Message],
@@ -253,7 +253,7 @@ impl ChatTemplate {
         rendered.map_err(|problem| problem.at(conversation.line))
     }
 
-    /// Two characters that no message has: noncharacters of Unicode, for the program's own use.
+    /// Two characters that no message contains: Unicode noncharacters, reserved for internal use.
     fn marks(&self, messages: &[Message]) -> Option<[char; 2]> {
         let mut used = [false; 32];
         let mut note = |text: &str| {
@@ -350,12 +350,13 @@ const COUNTED: &str = "_counted";
 /// The longest list that a template may store.
 const MAX_ITEMS: usize = 1 << 20;
 
-/// Adapts a template to the engine; tells whether it has the tag `generation`.
+/// Adapts a template to the engine; returns true if it has the tag `generation`.
 ///
 /// - The tag `generation`, which the engine does not know, becomes tags that print a mark. `with`
-///   gives the block a scope of its own, as transformers' tag has.
-/// - What `set` stores and what a macro is given is counted. The engine adds lists lazily and for
-///   nothing, so a list added to itself would double with each step, and its copy fill the memory.
+///   gives the block a separate scope, as transformers' tag does.
+/// - Values stored by `set` and arguments of macros are counted. The engine adds lists lazily and
+///   does not charge for it, so a list added to itself would double with each step, and its copy
+///   would exhaust memory.
 ///
 /// Dashes of a tag stay at its outer ends, so white space is trimmed as before.
 fn adapt(source: &str) -> (String, bool) {
@@ -370,7 +371,7 @@ fn adapt(source: &str) -> (String, bool) {
             Some(b'%') => tag_length(tag, "%}"),
             _ => Some(1),
         };
-        // The engine's parser refuses what is not closed.
+        // The engine's parser rejects an unclosed tag.
         let (tag, after) = tag.split_at(length.unwrap_or(tag.len()));
         rest = after;
         let Some(tag_text) = tag
@@ -474,7 +475,7 @@ fn parameters(arguments: &str) -> Vec<&str> {
     names
 }
 
-/// The filter [`COUNTED`]: its value, unless that is too long a list.
+/// The filter [`COUNTED`]: returns its value, unless the list is too long.
 fn counted(value: Value) -> Result<Value, Error> {
     let is_list = matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable);
     match value.len() {
@@ -486,7 +487,7 @@ fn counted(value: Value) -> Result<Value, Error> {
     }
 }
 
-/// Takes the marks out of a text, and tells what was between them.
+/// Removes the marks from a text and returns the ranges between them.
 fn unmark(text: &str, [start, end]: [char; 2]) -> Rendered {
     let mut out = String::with_capacity(text.len());
     let (mut generated, mut open) = (Vec::new(), None);
@@ -508,7 +509,7 @@ fn unmark(text: &str, [start, end]: [char; 2]) -> Rendered {
 /// A message as a template sees it.
 fn message_value(message: &Message) -> Value {
     let content = match &message.parts[..] {
-        // transformers drops the key if it is null, as it is beside calls of tools.
+        // transformers drops a null key, as in messages with tool calls.
         [] => None,
         [Part::Text(text)] => Some(Value::from(text)),
         parts => {
@@ -530,7 +531,7 @@ fn message_value(message: &Message) -> Value {
     };
     let mut pairs = vec![("role".to_owned(), Value::from(message.role.name()))];
     pairs.extend(content.map(|content| ("content".to_owned(), content)));
-    // Transformers knows a thought under three names, and gives it under two.
+    // Transformers reads a thought under three names and passes it under two.
     let thought = ["reasoning_content", "thinking", "reasoning"]
         .iter()
         .find_map(|name| message.extra.iter().find(|(key, _)| key == name));
@@ -563,10 +564,10 @@ fn value(json: &Json) -> Value {
     }
 }
 
-/// How deep values may nest; the engine's own limit of recursion is of this order.
+/// The nesting limit of values; the engine's recursion limit is of this order.
 const MAX_DEPTH: usize = 128;
 
-/// A value of the engine as JSON, with what Python turns into keys.
+/// A value of the engine as JSON, with keys converted as in Python.
 fn json(value: &Value, depth: usize) -> Result<Json, Error> {
     let refused = |what: String| Error::new(ErrorKind::BadSerialization, what);
     if depth > MAX_DEPTH {

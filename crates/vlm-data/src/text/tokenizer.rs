@@ -14,21 +14,21 @@ use tokenizers::{AddedToken, SplitDelimiterBehavior};
 use super::error::{Result, TextError};
 use super::json::Json;
 
-/// Larger files are refused: Qwen3.5's tokenizer.json has 13 MB.
+/// The file size limit; Qwen3.5's tokenizer.json has 13 MB.
 const MAX_FILE_BYTES: u64 = 256 << 20;
 
-/// How Qwen2's tokenizer cuts text before it merges bytes; a constant of its class in transformers,
-/// and of Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
+/// The pattern by which Qwen2's tokenizer splits text before it merges bytes: a constant of its
+/// class in transformers, also for Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
 const QWEN2_PATTERN: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// Longer runs of white space are refused. The pattern looks ahead in them, and the engine of
-/// regular expressions gives up after a million steps, whereupon text would stay uncut.
+/// The limit on runs of white space. The pattern looks ahead in them, and the regex engine stops
+/// after a million steps, which would leave the text unsplit.
 const MAX_SPACES: usize = 100_000;
 
-/// Text to token ids, as the folder's tokenizer in transformers.
+/// Converter of text to token ids, equivalent to the folder's tokenizer in transformers.
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
-    /// The tokens that a chat template knows by name: `bos_token`, `eos_token`, `pad_token`, ...
+    /// The tokens with names in a chat template: `bos_token`, `eos_token`, `pad_token`, ...
     special: Vec<(String, String)>,
 }
 
@@ -44,13 +44,13 @@ impl std::fmt::Debug for Tokenizer {
 
 impl Tokenizer {
     /// Reads the tokenizer of a checkpoint folder: `tokenizer.json`, or `vocab.json` with
-    /// `merges.txt` in the way of Qwen2 (NFC, its pattern, bytes). Tokens that
-    /// `tokenizer_config.json` or `added_tokens.json` add are added.
+    /// `merges.txt` as Qwen2 does (NFC, its pattern, bytes). It includes the tokens added by
+    /// `tokenizer_config.json` or `added_tokens.json`.
     ///
     /// # Errors
     /// [`TextError::NoTokenizer`]; [`TextError::File`] if a file cannot be read or parsed;
-    /// [`TextError::Tokenizer`] if files contradict each other, such as a token whose id in
-    /// `tokenizer_config.json` is another's.
+    /// [`TextError::Tokenizer`] if files contradict each other, such as an id in
+    /// `tokenizer_config.json` that belongs to another token.
     ///
     /// # Source
     /// transformers 5.24.0, `tokenization_utils_tokenizers.py` and
@@ -63,8 +63,8 @@ impl Tokenizer {
             Some(bytes) => from_json(&file, &bytes)?,
             None => from_vocabulary(folder, &config)?,
         };
-        // Padding and truncation are the trainer's, not the file's. Without a post-processor the
-        // offsets are those of the whole tokens; transformers adds no special tokens to a chat.
+        // Padding and truncation are up to the trainer, not to the file. Without a post-processor,
+        // offsets cover whole tokens; transformers adds no special tokens to a chat.
         inner.with_padding(None);
         let refused = |error: tokenizers::Error| TextError::Tokenizer {
             path: folder.to_owned(),
@@ -77,7 +77,7 @@ impl Tokenizer {
         Ok(Self { inner, special })
     }
 
-    /// The ids of a text. Added tokens in it are recognised; none are put around it.
+    /// Encodes a text. Added tokens in it are recognised; none are added around it.
     ///
     /// # Errors
     /// [`TextError::Encode`] for a run of more than 100,000 white-space characters.
@@ -85,7 +85,7 @@ impl Tokenizer {
         Ok(self.encode_with_starts(text)?.0)
     }
 
-    /// The ids of a text, and the byte of the text where each begins.
+    /// Encodes a text; also returns the byte offset of each token.
     ///
     /// # Errors
     /// As [`Tokenizer::encode`].
@@ -115,10 +115,10 @@ impl Tokenizer {
         Ok((encoding.get_ids().to_vec(), starts))
     }
 
-    /// The text of ids, added tokens included.
+    /// Decodes ids to text, added tokens included.
     ///
     /// # Errors
-    /// [`TextError::Encode`] if the tokenizer refuses them. Ids without a token are left out.
+    /// [`TextError::Encode`] if the tokenizer rejects the ids. Ids without a token are skipped.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
         let refused = |error: tokenizers::Error| TextError::Encode {
             bytes: 4 * ids.len(),
@@ -142,13 +142,13 @@ impl Tokenizer {
             .contains_key(token)
     }
 
-    /// The number of tokens, those added included.
+    /// The number of tokens, added tokens included.
     #[must_use]
     pub fn vocab_size(&self) -> usize {
         self.inner.get_vocab_size(true)
     }
 
-    /// The tokens that `tokenizer_config.json` gives a name, such as `eos_token`.
+    /// The tokens that `tokenizer_config.json` names, such as `eos_token`.
     #[must_use]
     pub fn named_tokens(&self) -> &[(String, String)] {
         &self.special
@@ -195,7 +195,7 @@ fn refused(path: &Path, reason: impl Into<String>) -> TextError {
     }
 }
 
-/// The part of a tokenizer.json that its parser takes on trust.
+/// The part of a tokenizer.json that its parser does not verify.
 #[derive(Deserialize)]
 struct Outline {
     model: OutlineModel,
@@ -257,15 +257,15 @@ fn from_json(path: &Path, bytes: &[u8]) -> Result<tokenizers::Tokenizer> {
     check_merges(path, &model.vocab, &merges)?;
     let inner = tokenizers::Tokenizer::from_bytes(bytes)
         .map_err(|error| refused(path, error.to_string()))?;
-    // The parser gives an added token the next free id, whatever the file says.
+    // The parser assigns the next free id to an added token, whatever the file states.
     for token in &outline.added_tokens {
         check_id(path, &inner, &token.content, token.id)?;
     }
     Ok(inner)
 }
 
-/// Merges of tokens that the vocabulary has into tokens that it has: the crate's builder panics on
-/// some that are not.
+/// Checks that merges combine tokens of the vocabulary into tokens of the vocabulary: the crate's
+/// builder panics on some that do not.
 fn check_merges(path: &Path, vocab: &HashMap<String, u32>, merges: &[(&str, &str)]) -> Result<()> {
     let mut merged = String::new();
     for (left, right) in merges {
@@ -397,7 +397,7 @@ fn add_tokens(folder: &Path, config: &Json, inner: &mut tokenizers::Tokenizer) -
     for (id, token) in &tokens {
         check_id(&path, inner, &token.content, *id)?;
     }
-    // Named tokens that no list holds are added after, as transformers adds them.
+    // Named tokens in no list are added afterwards, as in transformers.
     let extra = ["additional_special_tokens", "extra_special_tokens"]
         .iter()
         .find_map(|key| config.get(key)?.as_array())

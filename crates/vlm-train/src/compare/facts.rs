@@ -1,4 +1,4 @@
-//! The items that two records have in common, by stage and name, in the order of causes.
+//! The common items of two records, by stage and name, in causal order.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,9 +7,9 @@ use vlm_models::sampled_elements;
 use super::{Comparison, Row, Stage};
 use crate::record::StepRecord;
 
-/// Largest relative differences that rounding explains in weights, forward, backward and update, of
-/// each type. In f32 they are what CPUs, GPUs and torch differ by, with a margin of 10; an update by
-/// AdamW divides by the gradient, so that rounding turns the smallest ones around.
+/// Largest relative differences explained by rounding in weights, forward, backward and update, for
+/// each type. In f32 they are the differences between CPUs, GPUs and torch, with a margin of 10.
+/// AdamW divides by the gradient, so rounding flips the sign of the smallest updates.
 const ALLOWED: [(&str, [f64; 4]); 3] = [
     ("f32", [1e-6, 2e-5, 3e-4, 5e-2]),
     ("f16", [1e-3, 5e-3, 2e-2, 0.5]),
@@ -20,12 +20,12 @@ const FLOOR: f64 = 1e-4;
 /// An item of one sample in both records.
 pub(super) struct Pair<'a> {
     pub(super) shape: &'a [usize],
-    /// The places of elements that both kept, and both sides; none where shapes differ.
+    /// The places of elements in both records, with both values; `None` if shapes differ.
     pub(super) elements: Option<Vec<(usize, f32, f32)>>,
 }
 
 impl<'a> Pair<'a> {
-    /// None if both have kept no element in common.
+    /// Returns `None` if the records have no element in common.
     fn new(name: &str, left: &'a StepRecord, right: &StepRecord) -> Option<Self> {
         let shape = left.header.shapes.get(name)?;
         if right.header.shapes.get(name) != Some(shape) {
@@ -293,7 +293,7 @@ impl<'a> Facts<'a> {
 }
 
 impl Facts<'_> {
-    /// The first gradient with a word in its name that is 0 on one side alone.
+    /// The first gradient with a word in its name that is 0 only on one side.
     pub(super) fn lost(&self, word: &str) -> Option<&str> {
         let names = self.pairs.keys();
         let mut gradients =
@@ -302,8 +302,8 @@ impl Facts<'_> {
         Some(name)
     }
 
-    /// The share of a gradient's elements that are 0 on one side alone, and the heads that they are
-    /// of, if these are all elements of some heads.
+    /// The share of a gradient's elements that are 0 only on one side, and their heads, if they are
+    /// all elements of some heads.
     pub(super) fn zeros(&self, name: &str) -> Option<(f64, Option<String>)> {
         let pairs = self.pairs.get(&(Stage::Backward, name.to_owned()))?;
         let (mut zero, mut all) = (0_usize, 0_usize);
@@ -351,7 +351,7 @@ impl Facts<'_> {
             .filter(|dim| *dim > 0)
     }
 
-    /// The factor between a gradient's sides, if it is one for all elements.
+    /// The factor between a gradient's sides, if it is equal for all elements.
     pub(super) fn factor(&self, name: &str) -> Option<f64> {
         let pairs = self.pairs.get(&(Stage::Backward, name.to_owned()))?;
         let sum = |of: fn(f64, f64) -> f64| -> f64 {
@@ -380,14 +380,14 @@ impl Facts<'_> {
         }
     }
 
-    /// True if the sides of an activation differ by a factor that is one for all channels of a
+    /// True if the sides of an activation differ by a factor that is equal for all channels of a
     /// token.
     pub(super) fn is_constant_by_token(&self, name: &str) -> bool {
         let mut ranges: BTreeMap<(String, usize), (f64, f64, usize)> = BTreeMap::new();
         let mut largest = 0.0_f32;
         self.each_by_token(name, |_, _, left, _| largest = largest.max(left.abs()));
         self.each_by_token(name, |line, token, left, right| {
-            // Of small elements the quotient is rounding.
+            // The quotient of small elements is dominated by rounding.
             if left.abs() > 0.05 * largest {
                 let factor = f64::from(right) / f64::from(left);
                 let range = ranges

@@ -1,8 +1,8 @@
 //! Compares two recorded steps: their first difference, and a suspected cause.
 //!
-//! Items are compared in the order of their causes: inputs, weights, the forward pass, the backward
-//! pass, the update. The first item whose difference exceeds the rounding of the coarser type
-//! decides: its inputs are equal, so the operation that computes it is at fault.
+//! Items are compared in causal order: inputs, weights, the forward pass, the backward pass, the
+//! update. The first item whose difference exceeds the rounding of the coarser type decides: its
+//! inputs are equal, so the operation that computes it is at fault.
 
 mod facts;
 mod suspect;
@@ -12,7 +12,7 @@ use std::fmt;
 use self::facts::Facts;
 use crate::record::StepRecord;
 
-/// The part of a step that an item is of, in the order of causes.
+/// The part of a step that an item belongs to, in causal order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
     /// Tokens, labels, position ids, pictures.
@@ -23,7 +23,7 @@ pub enum Stage {
     Forward,
     /// Gradients of activations and parameters.
     Backward,
-    /// The changes that the step added to parameters.
+    /// The changes of parameters in the step.
     Update,
 }
 
@@ -39,19 +39,19 @@ impl fmt::Display for Stage {
     }
 }
 
-/// An item of both records, all samples of the batch together.
+/// An item in both records, over all samples of the batch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
     /// Its stage.
     pub stage: Stage,
-    /// Its name, without the line of a sample.
+    /// Its name, without the sample's line.
     pub name: String,
-    /// The layer of the decoder or the block of the tower, where it is of one.
+    /// The layer of the decoder or the block of the tower, if it belongs to one.
     pub layer: Option<usize>,
-    /// The norm of the difference relative to the norm; infinite where shapes differ, or one has an
-    /// infinite element or NaN where the other has none.
+    /// The norm of the difference relative to the norm; infinite if shapes differ, or if only one
+    /// side has an infinite element or NaN at some place.
     pub difference: f64,
-    /// The largest that the types' rounding explains.
+    /// The largest difference explained by the types' rounding.
     pub allowed: f64,
 }
 
@@ -65,19 +65,19 @@ impl Row {
 /// A kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Other tokens, labels or pictures.
+    /// Different tokens, labels or pictures.
     Data,
-    /// Other position ids of the same tokens.
+    /// Different position ids for the same tokens.
     PositionIds,
-    /// An adapter that one side does not have, or does not apply.
+    /// An adapter that one side lacks or does not apply.
     AdapterMissing,
-    /// A head that is the table of words on one side alone.
+    /// An output head tied to the word embeddings only on one side.
     UntiedHead,
-    /// Other weights.
+    /// Different weights.
     Weights,
     /// The tower's input or one of its blocks.
     Vision,
-    /// Words or merged patches in other places.
+    /// Word embeddings or merged patches in different places.
     Embeddings,
     /// The norm's epsilon.
     Epsilon,
@@ -85,17 +85,17 @@ pub enum Fault {
     Norm,
     /// Dropout.
     Dropout,
-    /// Another scale of an adapter.
+    /// A different scale of an adapter.
     AdapterScale,
     /// A product with a weight.
     Projection,
-    /// Axes of the position ids exchanged in a rotation.
+    /// Position axes exchanged in a rotation.
     Axes,
-    /// Pairs of channels, or frequencies, of a rotation.
+    /// The pairing of channels or the frequencies of a rotation.
     Pairing,
     /// The attention mask.
     Mask,
-    /// The factor of attention's scores.
+    /// The scale of attention scores.
     AttentionScale,
     /// Sums or products in 16 bits.
     Accumulation,
@@ -103,20 +103,20 @@ pub enum Fault {
     FeedForward,
     /// The output head.
     Head,
-    /// The divisor of the losses, or their labels.
+    /// The divisor of the loss, or the labels.
     Loss,
-    /// A gradient that is 0 on one side.
+    /// A gradient that is 0 only on one side.
     LostGradient,
-    /// A gradient of another size.
+    /// A gradient scaled by a factor.
     GradientScale,
-    /// A gradient.
+    /// A different gradient.
     Gradient,
-    /// The optimizer or its numbers.
+    /// The optimizer or its hyperparameters.
     Optimizer,
 }
 
 impl Fault {
-    /// In words.
+    /// The description of the fault.
     pub fn text(self) -> &'static str {
         match self {
             Self::Data => "other data: tokens, labels or pictures differ before the model",
@@ -149,29 +149,29 @@ impl Fault {
     }
 }
 
-/// Why two steps part.
+/// The suspected cause of the difference between two steps.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Suspicion {
-    /// The kind.
+    /// The kind of fault.
     pub fault: Fault,
-    /// Where, as `layer 1, q_proj`.
+    /// The place, such as `layer 1, q_proj`.
     pub place: String,
-    /// The evidence for it.
+    /// The evidence.
     pub because: String,
 }
 
 /// The result of a comparison.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Comparison {
-    /// The items of both, in the order of causes.
+    /// The common items, in causal order.
     pub rows: Vec<Row>,
-    /// Names that one record has and the other does not.
+    /// Names in only one of the two records.
     pub only: [Vec<String>; 2],
     /// Settings that differ: the name and both values, or a dash.
     pub settings: Vec<[String; 3]>,
     /// The losses.
     pub losses: [f64; 2],
-    /// None where rounding explains all differences.
+    /// `None` if rounding explains all differences.
     pub suspicion: Option<Suspicion>,
 }
 

@@ -24,7 +24,7 @@ fn suspicion(fault: Fault, row: &Row, because: impl Into<String>) -> Suspicion {
 }
 
 impl Facts<'_> {
-    /// Why the steps part, where they do.
+    /// The suspected cause, if the steps differ.
     pub(super) fn suspect(&self, comparison: &Comparison) -> Option<Suspicion> {
         let first = comparison.first();
         if let Some(found) = self.missing(comparison, first) {
@@ -54,13 +54,13 @@ impl Facts<'_> {
         })
     }
 
-    /// A parameter that one side alone has, if the inputs are equal.
+    /// A parameter that only one side has, if the inputs are equal.
     fn missing(&self, comparison: &Comparison, first: Option<&Row>) -> Option<Suspicion> {
         if first.is_some_and(|first| first.stage == Stage::Input) {
             return None;
         }
         for (side, only) in [("first", &self.only[0]), ("second", &self.only[1])] {
-            // One that is there and has no gradient is not applied.
+            // A parameter that exists without a gradient is not applied.
             let parameter_name = |name| {
                 let stages = ["weight/", "backward/"];
                 stages
@@ -97,7 +97,7 @@ impl Facts<'_> {
         None
     }
 
-    /// A loss that differs where nothing else does.
+    /// A loss that differs although nothing else does.
     fn loss_suspicion(&self, comparison: &Comparison) -> Option<Suspicion> {
         let [left, right] = comparison.losses;
         let apart = (left - right).abs() / left.abs().max(f64::MIN_POSITIVE);
@@ -224,7 +224,7 @@ impl Facts<'_> {
     }
 
     fn backward_suspicion(&self, comparison: &Comparison, first: &Row) -> Suspicion {
-        // Of its layer, the gradient that shows most.
+        // The most informative gradient of its layer.
         let place = rank(Stage::Backward, &first.name);
         let beside = comparison.rows.iter().filter(|row| {
             row.stage == Stage::Backward && row.exceeds() && rank(row.stage, &row.name) == place

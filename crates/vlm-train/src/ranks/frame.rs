@@ -1,16 +1,16 @@
-//! Frames between processes that share a token: each is authenticated, none is larger than a mebibyte.
+//! Frames between processes that share a token. Each is authenticated and at most 1 MiB long.
 
 use std::io::{Error, ErrorKind, Read, Result, Write};
 use std::net::TcpStream;
 
 use sha2::{Digest, Sha256};
 
-/// The largest frame. What crosses is root infos, numbers and causes.
+/// The largest frame. Frames carry root infos, numbers and causes.
 pub(super) const LIMIT: usize = 1 << 20;
 const BLOCK: usize = 64;
 pub(super) const TAG: usize = 32;
 
-/// HMAC-SHA256 of some parts, one after the other.
+/// HMAC-SHA256 of the concatenated parts.
 ///
 /// # Source
 /// Krawczyk, Bellare, Canetti, RFC 2104
@@ -64,7 +64,7 @@ pub(super) fn read_plain(stream: &mut TcpStream, limit: usize) -> Result<Vec<u8>
     Ok(frame)
 }
 
-/// The key of a connection's frames in one direction, and how many there were.
+/// The key and the number of a connection's frames in one direction.
 #[derive(Clone, Debug)]
 pub(super) struct Seal {
     key: [u8; TAG],

@@ -1,4 +1,4 @@
-//! The ranks of a run: threads of this and other processes, each with a device and a part of every
+//! The ranks of a run: threads of this and other processes, each with a device and a shard of every
 //! batch.
 //!
 //! Ranks meet before and after each step: each sends some bytes and receives those of all ranks. A
@@ -21,7 +21,7 @@ pub(crate) use peers::{NoSum, Peers, expect_done};
 pub use rendezvous::{Rendezvous, RendezvousError};
 pub use sums::{Collective, HostSums};
 
-/// How long the other ranks of a process may take to notice that one has failed.
+/// The time within which the other ranks of a process must notice a failure.
 const GRACE: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(100);
 
@@ -41,24 +41,25 @@ impl From<RankFailure> for VlmTrainError {
     }
 }
 
-/// The parts that all ranks gave in a round, in their order.
+/// The parts sent by all ranks in a round, in rank order.
 type Parts = Arc<Vec<Vec<u8>>>;
 
 #[derive(Default)]
 struct Meeting {
     round: u64,
     given: Vec<Option<Vec<u8>>>,
-    /// True if all ranks of this process have given their part, and those of others are awaited.
+    /// True if all ranks of this process have sent their parts and wait for those of other
+    /// processes.
     is_away: bool,
     received: Parts,
     failure: Option<RankFailure>,
 }
 
-/// The way to the ranks of other processes.
+/// The connection to the ranks of other processes.
 trait Link: Send + Sync {
-    /// Gives the parts of this process, and receives those of all.
+    /// Sends the parts of this process and receives those of all.
     fn exchange(&self, parts: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>, RankFailure>;
-    /// Tells the others that a rank of this process has failed.
+    /// Reports the failure of a rank of this process to the others.
     fn fail(&self, failure: &RankFailure);
     /// Ends the connection without a failure.
     fn finish(&self);
@@ -91,7 +92,7 @@ impl Shared {
     }
 }
 
-/// The ranks of this process, and the way to those of others.
+/// The ranks of this process, and the connection to those of other processes.
 #[derive(Clone)]
 pub struct RankGroup {
     shared: Arc<Shared>,
@@ -111,7 +112,8 @@ impl fmt::Debug for RankGroup {
 }
 
 impl RankGroup {
-    /// `ranks` threads of this process alone, which wait for each other at most for `timeout`.
+    /// Creates a group of `ranks` threads of this process only, which wait for each other at most
+    /// for `timeout`.
     pub fn of_process(ranks: usize, timeout: Duration) -> Self {
         Self::new(0, ranks, ranks, timeout, None)
     }
@@ -139,7 +141,7 @@ impl RankGroup {
         }
     }
 
-    /// The ranks of this process, in their order.
+    /// Returns the ranks of this process, in order.
     pub fn ranks(&self) -> Vec<Rank> {
         let local = self.shared.lock().given.len();
         let rank = |local| Rank {
@@ -149,13 +151,13 @@ impl RankGroup {
         (0..local).map(rank).collect()
     }
 
-    /// Runs `work` on a thread for each rank of this process, and returns what each returned. When
-    /// one fails or panics, all ranks of all processes end with its cause; a thread that does not
-    /// notice within ten seconds, because its device waits for others, is left behind, and the
-    /// process should end.
+    /// Runs `work` on a thread for each rank of this process and returns the results. If one fails
+    /// or panics, all ranks of all processes end with its cause. A thread that does not notice
+    /// within ten seconds, because its device waits for others, is abandoned, and the process
+    /// should exit.
     ///
     /// # Errors
-    /// [`VlmTrainError::Rank`] with the first rank that failed, and why.
+    /// [`VlmTrainError::Rank`] with the first rank that failed and its cause.
     pub fn run<T: Send + 'static>(
         &self,
         work: impl Fn(&Rank) -> Result<T, String> + Send + Sync + 'static,
@@ -173,7 +175,7 @@ impl RankGroup {
                 if let Err(cause) = &outcome {
                     rank.fail(cause.clone());
                 }
-                // Nobody listens any more if this rank was left behind.
+                // The receiver is gone if this rank was abandoned.
                 let _ = sender.send((index, outcome));
             });
             if let Err(error) = begun {
@@ -195,8 +197,8 @@ impl RankGroup {
         Ok(ended.into_iter().flatten().collect())
     }
 
-    /// The result of the next thread that ends; none once all have ended, or the run has failed and
-    /// the grace is over.
+    /// The result of the next thread that ends; `None` once all have ended, or when the run has
+    /// failed and the grace period is over.
     fn next_end<T>(&self, ends: &Receiver<T>, limit: &mut Option<Instant>) -> Option<T> {
         loop {
             match ends.recv_timeout(POLL) {
@@ -237,22 +239,22 @@ impl Rank {
         self.local
     }
 
-    /// How many ranks there are in all processes.
+    /// The number of ranks in all processes.
     pub fn ranks(&self) -> usize {
         self.group.shared.all
     }
 
-    /// Ends the run of all ranks with a cause, unless one has failed before.
+    /// Ends the run of all ranks with a cause, unless a rank has already failed.
     fn fail(&self, cause: String) {
         let rank = self.rank();
         self.group.shared.fail(RankFailure { rank, cause }, true);
     }
 
-    /// Gives bytes, waits until every rank has given its own, and returns those of all in their
+    /// Sends bytes, waits until every rank has sent its own, and returns those of all ranks in
     /// order.
     ///
     /// # Errors
-    /// [`VlmTrainError::Rank`] if a rank has failed or does not come in time.
+    /// [`VlmTrainError::Rank`] if a rank has failed or does not arrive in time.
     pub fn exchange(&self, bytes: Vec<u8>) -> Result<Arc<Vec<Vec<u8>>>> {
         let shared = &*self.group.shared;
         let mut meeting = shared.lock();
@@ -279,7 +281,7 @@ impl Rank {
         }
         let limit = Instant::now() + shared.timeout;
         loop {
-            // A round that is complete counts, also if a rank has failed since.
+            // A complete round counts even if a rank has failed since.
             if meeting.round > round {
                 return Ok(meeting.received.clone());
             }
@@ -287,7 +289,7 @@ impl Rank {
                 return Err(failure.clone().into());
             }
             let left = limit.saturating_duration_since(Instant::now());
-            // The way to other processes has limits of its own.
+            // The connection to other processes has separate limits.
             if left.is_zero() && !meeting.is_away {
                 let missing = meeting.given.iter().position(Option::is_none);
                 let rank = shared.first + missing.unwrap_or_default();
@@ -305,7 +307,7 @@ impl Rank {
         }
     }
 
-    /// As [`exchange`](Self::exchange), for numbers, as many of each rank.
+    /// As [`exchange`](Self::exchange), for numbers, the same count from each rank.
     pub(crate) fn exchange_numbers<const N: usize>(&self, own: [u64; N]) -> Result<Vec<[u64; N]>> {
         let bytes = own.iter().flat_map(|number| number.to_le_bytes()).collect();
         let parts = self.exchange(bytes)?;
@@ -328,7 +330,7 @@ impl Rank {
     }
 }
 
-/// The cause of a rank that does not come.
+/// The cause of a rank that does not arrive.
 fn slow(timeout: Duration) -> String {
     format!(
         "it did not reach the end of the step within {} s of the first that did; if it is only \

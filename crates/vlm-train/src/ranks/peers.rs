@@ -10,16 +10,16 @@ use crate::error::{Result, VlmTrainError};
 use crate::shards::Shards;
 use crate::sums::GradientSums;
 
-/// The other ranks of a run, as one of them sees them.
+/// The other ranks of a run, from the view of one.
 #[derive(Clone, Debug)]
 pub(crate) struct Peers {
     pub(crate) rank: Rank,
     pub(crate) collective: Arc<dyn Collective>,
-    /// How the optimizer's state is divided, if each rank has a part of it.
+    /// The shards of the optimizer's state, if it is sharded.
     pub(crate) shards: Option<Shards>,
 }
 
-/// Why there is no sum.
+/// The failure of a sum.
 pub(crate) enum NoSum {
     Rank(VlmTrainError),
     Device(String),
@@ -35,7 +35,7 @@ impl NoSum {
 }
 
 impl Peers {
-    /// The number of this rank, and of all.
+    /// The index of this rank and the number of ranks.
     pub(crate) fn place(&self) -> [usize; 2] {
         [self.rank.rank(), self.rank.ranks()]
     }
@@ -66,9 +66,9 @@ impl Peers {
         Ok(all.into_iter().map(|[bits]| f64::from_bits(bits)).sum())
     }
 
-    /// Loss and gradients of all ranks together: their sums, by one collective; of gradients whose
-    /// optimizer's state is divided, this rank's part of the sums. A parameter that has a gradient
-    /// on one rank has one on all.
+    /// Sums loss and gradients over all ranks with one collective. With a sharded optimizer state,
+    /// it returns this rank's shard of the sums. A parameter with a gradient on one rank gets one
+    /// on all.
     pub(crate) fn sum(
         &self,
         loss: f64,
@@ -99,7 +99,7 @@ impl Peers {
         }
         let (loss, is_present) = self.agree(loss, &own).map_err(NoSum::Rank)?;
         if is_present != own {
-            // Those of other ranks are zeros here.
+            // Gradients of other ranks are zeros here.
             let mut start = 0;
             let flat_part = |((parameter, any), has): ((&Parameter, &bool), &bool)| {
                 let elements = parameter.elements();
@@ -147,8 +147,8 @@ impl Peers {
     }
 }
 
-/// Waits until a tensor is computed: before other ranks wait for this one on their devices, its own
-/// work is known to be done.
+/// Waits until a tensor is computed, so that this rank's work is known to be done before other
+/// ranks wait for it on their devices.
 pub(crate) fn expect_done(x: &Tensor<1>) -> Result<(), NoSum> {
     let first = x.clone().slice(0..1).try_into_data();
     first
@@ -156,7 +156,7 @@ pub(crate) fn expect_done(x: &Tensor<1>) -> Result<(), NoSum> {
         .map_err(|error| NoSum::Device(error.to_string()))
 }
 
-/// Tensors end to end, in f32; none if there are none.
+/// Concatenates tensors in f32; `None` without tensors.
 fn flatten(parts: impl Iterator<Item = Tensor<1>>) -> Option<Tensor<1>> {
     let parts: Vec<Tensor<1>> = parts.map(|part| part.cast(DType::F32)).collect();
     (!parts.is_empty()).then(|| Tensor::cat(parts, 0))

@@ -17,22 +17,22 @@ use serde::{Deserialize, Serialize};
 use super::frame::{Seal, TAG, is_equal, read_plain, tag, write_plain};
 use super::{Link, RankFailure, RankGroup, Shared, slow};
 
-/// How often a side says that it is there, and after what silence it is not.
+/// The heartbeat interval of each side, and the silence after which a side counts as gone.
 const ALIVE: Duration = Duration::from_secs(2);
 const SILENCE: Duration = Duration::from_secs(15);
-/// The time limit of a handshake, and the most handshakes that may be under way.
+/// The time limit of a handshake, and the limit on concurrent handshakes.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 const HANDSHAKES: usize = 64;
 const HELLO_LIMIT: usize = 4096;
 const POLL: Duration = Duration::from_millis(20);
-/// The most ranks of a process.
+/// The limit on ranks of a process.
 const LOCAL_LIMIT: usize = 1024;
 
-/// Why the processes of a run did not meet.
+/// The reason why the processes of a run did not meet.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RendezvousError {
-    /// An address that cannot be used.
+    /// An invalid address.
     #[error("the rendezvous cannot be at {address}: {reason}; give host 0's address as HOST:PORT")]
     Address {
         /// As given.
@@ -40,7 +40,7 @@ pub enum RendezvousError {
         /// The message of the system.
         reason: String,
     },
-    /// Host 0 is not there.
+    /// Host 0 does not respond.
     #[error(
         "no rendezvous at {address} within {seconds} s: {reason}; start host 0 there, and let its \
          port through the firewall"
@@ -48,32 +48,32 @@ pub enum RendezvousError {
     Unreachable {
         /// As given.
         address: String,
-        /// How long it was tried.
+        /// The duration of the attempts, in seconds.
         seconds: u64,
         /// The last message of the system.
         reason: String,
     },
-    /// The other side knows another token, or none.
+    /// The other side has a different token, or none.
     #[error(
         "the other side at {address} does not have this token; give all hosts a token file of the \
          same content"
     )]
     Token {
-        /// The rendezvous.
+        /// The address of the rendezvous.
         address: String,
     },
-    /// Host 0 does not take this process.
+    /// Host 0 rejected this process.
     #[error("host 0 refuses this process: {reason}")]
     Refused {
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// Others did not come.
+    /// Other hosts did not connect.
     #[error("hosts {missing} did not come to the rendezvous within {seconds} s; start them all")]
     Missing {
-        /// Their numbers.
+        /// The numbers of the missing hosts.
         missing: String,
-        /// How long they were waited for.
+        /// The waiting time, in seconds.
         seconds: u64,
     },
 }
@@ -83,15 +83,15 @@ pub enum RendezvousError {
 pub struct Rendezvous {
     /// Address of the server, which runs in the process of host 0: HOST:PORT.
     pub address: String,
-    /// How many hosts there are.
+    /// The number of hosts.
     pub hosts: usize,
     /// The number of this host, from 0.
     pub host: usize,
-    /// Ranks of this process.
+    /// The number of ranks of this process.
     pub local: usize,
-    /// The secret that only the processes of the run know.
+    /// The secret shared by the processes of the run.
     pub token: Vec<u8>,
-    /// How long the others are waited for, here and in every step.
+    /// The time limit for waiting for the others, here and in every step.
     pub timeout: Duration,
 }
 
@@ -109,21 +109,21 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// A message after the handshake.
 #[derive(Debug, Serialize, Deserialize)]
 enum Message {
-    /// All hosts have come: the first rank of this one, and the number of all.
+    /// All hosts have connected: the first rank of this host, and the number of all ranks.
     Begin { first: usize, all: usize },
     /// The parts of the ranks of a host, or of all.
     Parts(Vec<Vec<u8>>),
     /// A rank has failed.
     Failed { rank: usize, cause: String },
-    /// The hosts that did not come.
+    /// The hosts that did not connect.
     Missing(String),
-    /// The side is there.
+    /// A heartbeat.
     Alive,
     /// The run is over.
     Bye,
 }
 
-/// A tag and what it is for.
+/// The authentication tag of one side of a handshake.
 fn proof(token: &[u8], side: &str, nonces: [&[u8]; 2], said: &[u8]) -> [u8; TAG] {
     let name = format!("mrope rendezvous, {side}");
     tag(token, &[name.as_bytes(), nonces[0], nonces[1], said])
@@ -140,7 +140,7 @@ fn nonce() -> std::io::Result<[u8; TAG]> {
     Ok(nonce)
 }
 
-/// One way of a connection.
+/// The outgoing direction of a connection.
 struct Out {
     stream: TcpStream,
     seal: Seal,
@@ -174,7 +174,7 @@ fn gone(error: &IoError) -> String {
 }
 
 impl Rendezvous {
-    /// Meets the processes of all hosts.
+    /// Connects the processes of all hosts.
     ///
     /// # Errors
     /// [`RendezvousError`]
@@ -207,7 +207,7 @@ impl Rendezvous {
         }
     }
 
-    /// A connection whose other side has the token and takes this process.
+    /// Connects to a server that has the token and accepts this process.
     fn connect(
         &self,
         addresses: &[SocketAddr],
@@ -273,7 +273,7 @@ impl Rendezvous {
         Ok(Ok((stream, seals)))
     }
 
-    /// Waits for the other hosts, and makes the group.
+    /// Waits for the other hosts and creates the group.
     fn begin(
         &self,
         mut stream: TcpStream,
@@ -311,7 +311,7 @@ impl Rendezvous {
         });
         let link = Box::new(client.clone());
         let group = RankGroup::new(first, self.local, all, self.timeout, Some(link));
-        // Nobody else sets it.
+        // It is set only here.
         let _ = client.group.set(Arc::downgrade(&group.shared));
         let reader = client.clone();
         thread::spawn(move || reader.read(stream, from_server));
@@ -383,7 +383,7 @@ impl Client {
     /// Ends the connection.
     fn end(&self) {
         self.is_over.store(true, Ordering::Release);
-        // It may have ended by itself.
+        // The connection may have ended already.
         let _ = lock(&self.out).stream.shutdown(Shutdown::Both);
         *lock(&self.ended) = true;
         self.changed_end.notify_all();
@@ -415,7 +415,8 @@ impl Link for Arc<Client> {
                 let cause = gone(error);
                 return Err(RankFailure { rank: 0, cause });
             }
-            // The reader ends this wait: the server speaks every few seconds, or is gone.
+            // The reader ends this wait: the server sends a heartbeat every few seconds, or is
+            // gone.
             let waited = self.changed.wait(inbox);
             inbox = waited.unwrap_or_else(PoisonError::into_inner);
         }
@@ -423,7 +424,7 @@ impl Link for Arc<Client> {
 
     fn fail(&self, failure: &RankFailure) {
         let RankFailure { rank, cause } = failure.clone();
-        // If the server is gone, its reader says so to the others.
+        // If the server is gone, the reader reports it to the others.
         let _ = lock(&self.out).send(&Message::Failed { rank, cause });
     }
 
@@ -431,7 +432,7 @@ impl Link for Arc<Client> {
         self.is_over.store(true, Ordering::Release);
         // The server may have ended before.
         let _ = lock(&self.out).send(&Message::Bye);
-        // The server goes with this process, and others may have to hear from it.
+        // The server ends with this process, and other processes may still need to hear from it.
         let ended = lock(&self.ended);
         if self.has_server {
             let wait = |ended: &mut bool| !*ended;
@@ -440,7 +441,7 @@ impl Link for Arc<Client> {
     }
 }
 
-/// A host that has come.
+/// A connected host.
 struct Host {
     local: usize,
     out: Out,
@@ -451,7 +452,7 @@ struct Host {
 #[derive(Default)]
 struct Hosts {
     by_number: BTreeMap<usize, Host>,
-    /// Since when the first host waits for the others.
+    /// The time since which the first host has waited for the others.
     waits_since: Option<Instant>,
     failure: Option<RankFailure>,
 }
@@ -462,7 +463,7 @@ struct Server {
     timeout: Duration,
     state: Mutex<Hosts>,
     handshakes: AtomicUsize,
-    /// When it last said that it is there.
+    /// The time of its last message.
     spoke: Mutex<Option<Instant>>,
 }
 
@@ -481,7 +482,7 @@ impl Server {
         name.spawn(move || server.serve(listener)).map(drop)
     }
 
-    /// Accepts hosts until all have come; then says that this side is there until the run is over.
+    /// Accepts hosts until all have connected, then sends heartbeats until the run is over.
     fn serve(self: &Arc<Self>, listener: TcpListener) {
         let limit = Instant::now() + self.timeout;
         while lock(&self.state).by_number.len() < self.hosts {
@@ -495,7 +496,7 @@ impl Server {
                     let server = self.clone();
                     thread::spawn(move || server.host(stream));
                 }
-                // Too many at once are strangers.
+                // Too many concurrent connections are not from this run.
                 Ok(_) => {}
                 Err(_) => thread::sleep(POLL),
             }
@@ -528,7 +529,7 @@ impl Server {
         }
     }
 
-    /// Says that the server is there, every few seconds.
+    /// Sends heartbeats every few seconds.
     fn be_alive(&self) {
         let mut last = lock(&self.spoke);
         if last.is_none_or(|last| last.elapsed() > ALIVE) {
@@ -546,7 +547,7 @@ impl Server {
 
     fn send_all(&self, message: &Message) {
         for host in lock(&self.state).by_number.values_mut() {
-            // One that is gone is noticed by the thread that reads from it.
+            // The thread that reads from a host notices if it is gone.
             let _ = host.out.send(message);
         }
     }
@@ -566,7 +567,7 @@ impl Server {
         let shaken = self.shake(&mut stream);
         self.handshakes.fetch_sub(1, Ordering::AcqRel);
         let Ok(Some((number, mut seal))) = shaken else {
-            // A stranger, or one that was told why it is refused.
+            // An unknown process, or one that was rejected with a reason.
             let _ = stream.shutdown(Shutdown::Both);
             return;
         };
@@ -642,7 +643,7 @@ impl Server {
         Ok(Some((hello.host, from_client)))
     }
 
-    /// Why a process that has the token is not taken.
+    /// The reason for rejecting a process that has the token.
     fn refusal(&self, state: &Hosts, hello: &Hello) -> Option<String> {
         let Hello {
             version,
@@ -672,7 +673,7 @@ fn first_rank(state: &Hosts, number: usize) -> usize {
     before.map(|(_, host)| host.local).sum()
 }
 
-/// Keeps the parts of a host; those of all are sent to all.
+/// Stores the parts of a host; once all have arrived, sends them to all hosts.
 fn give(state: &mut Hosts, number: usize, parts: Vec<Vec<u8>>) {
     if let Some(host) = state.by_number.get_mut(&number) {
         host.given = Some(parts);
@@ -692,7 +693,7 @@ fn give(state: &mut Hosts, number: usize, parts: Vec<Vec<u8>>) {
     }
 }
 
-/// Tells every host of the first failure.
+/// Reports the first failure to every host.
 fn fail(state: &mut Hosts, failure: RankFailure) {
     if state.failure.is_some() {
         return;

@@ -7,31 +7,32 @@ use burn::tensor::{Bytes, DType, Device, Tensor, TensorData};
 
 use super::Rank;
 
-/// The operations that the ranks of a run compute together. Each calls the same operations in the
-/// same order, with flat tensors of one length.
+/// The collective operations of a run's ranks. Each rank calls the same operations in the same
+/// order, with flat tensors of equal length.
 pub trait Collective: fmt::Debug + Send + Sync {
-    /// The sum of the ranks' tensors, in f32, on each of them.
+    /// Sums the ranks' tensors in f32; every rank receives the sum.
     ///
     /// # Errors
-    /// The failure, in words.
+    /// A description of the failure.
     fn all_reduce(&self, x: Tensor<1>) -> Result<Tensor<1>, String>;
 
-    /// This rank's part of the sum of the ranks' tensors, in f32, which have a part of one length
-    /// for each rank, in their order.
+    /// Sums the ranks' tensors in f32 and returns this rank's shard of the sum. The tensors consist
+    /// of shards of equal length, one per rank, in rank order.
     ///
     /// # Errors
-    /// The failure, in words.
+    /// A description of the failure.
     fn reduce_scatter(&self, x: Tensor<1>) -> Result<Tensor<1>, String>;
 
-    /// The ranks' tensors, of one type, end to end in their order, on each of them.
+    /// Concatenates the ranks' tensors, which have the same type, in rank order; every rank
+    /// receives the result.
     ///
     /// # Errors
-    /// The failure, in words.
+    /// A description of the failure.
     fn all_gather(&self, x: Tensor<1>) -> Result<Tensor<1>, String>;
 }
 
-/// Sums through the memory of the host, in the order of the ranks: for threads of one process on
-/// any device.
+/// Collectives through host memory, with sums in rank order, for threads of one process on any
+/// device.
 #[derive(Clone, Debug)]
 pub struct HostSums(pub Rank);
 
@@ -53,7 +54,7 @@ impl HostSums {
         Ok((all, own.dtype(), device))
     }
 
-    /// The sum of the ranks' tensors, of which each is divided into `parts`: of part `part`.
+    /// Part `part` of the sum of the ranks' tensors, each divided into `parts`.
     fn sum(&self, x: Tensor<1>, [part, parts]: [usize; 2]) -> Result<Tensor<1>, String> {
         let (all, _, device) = self.exchange(x)?;
         let bytes = all[0].len() / parts;

@@ -61,11 +61,11 @@ fn matrix(form: &MatrixForm, products: u32, pitch: u32, one: u32) -> Vec<u32> {
     matrix
 }
 
-/// Cuts a rotation into tiles for vector cores in pairs with a cube core.
+/// Divides a rotation into tiles for pairs of vector cores that share a cube core.
 ///
 /// # Errors
 /// [`AscendError::CubeLimit`] for f32, for more channels than the cube core's buffers hold, and on
-/// dav-3510, whose cube unit the kernel does not know; else as
+/// dav-3510, whose cube unit the kernel does not support; otherwise as
 /// [`plan_rotation`](super::plan_rotation).
 pub(in super::super) fn plan_matrix(problem: &Problem, machine: Machine) -> Result<MatrixPlan> {
     let refuse = |limit: String, found: String| AscendError::CubeLimit { limit, found };

@@ -69,9 +69,9 @@ where
     }
 }
 
-/// The backward of x * rstd * w alone, of rows a number of elements apart: writes
-/// dx = rstd * (h - n * mean(h * n)) = rstd * h + x * by_x with n = x * rstd, and adds
-/// g * n = rstd * g * x to dw; h is g, or g * w if there are weights.
+/// The backward of x * rstd * w alone, for rows at a constant distance in elements: writes dx =
+/// rstd * (h - n * mean(h * n)) = rstd * h + x * by_x with n = x * rstd, and adds g * n = rstd * g
+/// * x to dw; h is g, or g * w if there are weights.
 ///
 /// # Safety
 /// The processor has the instructions; there are as many rows as `scales`, rstd and by_x; in
@@ -121,8 +121,8 @@ pub(super) unsafe fn norm_backward<X, G, O, A, B, C, const STREAM: bool>(
     }
 }
 
-/// [`norm_backward`] of a row's last channels, in a function of its own, compiled once for all
-/// instructions.
+/// [`norm_backward`] of a row's last channels, in a separate function, compiled once for all
+/// instruction sets.
 ///
 /// # Safety
 /// As [`norm_backward`]; the channels are within `dim`.

@@ -14,8 +14,8 @@ use crate::kernels::tile::{Coefficients, HEADS_OUTSIDE_GROUP};
 use crate::kernels::vector::{self, Instructions, Memory, Register};
 
 impl<E: Element> Part<*const E> {
-    /// Has the row of `dim` elements fetched that lies a number of bytes after one of these, be it
-    /// another head's or another token's.
+    /// Prefetches the row of `dim` elements that lies `bytes` after one of these rows; it may
+    /// belong to another head or token.
     #[inline(always)]
     fn prefetch<M: Memory<E>>(&self, token: usize, head: usize, dim: usize, bytes: usize) {
         let rows = bytes.div_ceil(dim * size_of::<E>());
@@ -27,8 +27,8 @@ impl<E: Element> Part<*const E> {
     }
 }
 
-/// Registers of values as `W` has them, whatever the order of what is in them: two that hold the
-/// first members of pairs, and the second ones, are written and read one after the other.
+/// Registers of values as in `W`, without regard to the order of their contents: two that hold
+/// first and second members of pairs are written and read one after the other.
 struct Raw<W>(PhantomData<W>);
 
 impl<W: Instructions> Instructions for Raw<W> {
@@ -74,7 +74,7 @@ impl<W: Memory<A>, A: Real> Memory<A> for Raw<W> {
 /// Of every function: the processor has the instructions; the tile is as
 /// [`norm_tile`](super::norm_tile) demands, and a row is one of its rows.
 trait Steps<E: Element>: Copy {
-    /// Writes what the pairs of rows with these coefficients are multiplied by.
+    /// Writes the factors of the pairs of rows with these coefficients.
     unsafe fn prepare(self, factors: Factors<'_, E>);
     /// Writes the partial sums of each row: of its squares, and in the backward of its products.
     unsafe fn sums(self, rows: &Rows<'_, E>, partials: &mut Partials<E::Acc>);
@@ -102,8 +102,8 @@ type TotalsArgs<'a, E> = (
 /// Rows and their scales.
 type ResultsArgs<'a, E> = (&'a Rows<'a, E>, &'a Scales<<E as Element>::Acc>);
 
-/// Steps in functions of their own, which one loop calls for every instruction set: of rows of any
-/// length, and of any number.
+/// Steps in separate functions, called from one loop for every instruction set, for rows of any
+/// length and number.
 #[derive(Clone, Copy)]
 struct Calls<E: Element> {
     prepare: unsafe fn(Factors<'_, E>),
@@ -137,13 +137,13 @@ impl<E: Element> Steps<E> for Calls<E> {
     }
 }
 
-/// [`Kernel::prepare`] in a function of its own, with the same conditions.
+/// [`Kernel::prepare`] in a separate function, with the same conditions.
 struct Prepare<K, const BACKWARD: bool, const AFTER: bool>(PhantomData<K>);
-/// [`Kernel::sums`] in a function of its own, with the same conditions.
+/// [`Kernel::sums`] in a separate function, with the same conditions.
 struct Sums<K, const BACKWARD: bool, const AFTER: bool>(PhantomData<K>);
-/// [`rows::totals`](totals) in a function of its own, with the same conditions.
+/// [`rows::totals`](totals) in a separate function, with the same conditions.
 struct Totals<M, E>(PhantomData<(M, E)>);
-/// [`Kernel::results`] in a function of its own, with the same conditions.
+/// [`Kernel::results`] in a separate function, with the same conditions.
 struct Results<K, const BACKWARD: bool, const AFTER: bool>(PhantomData<K>);
 
 impl<K: Work, const BACKWARD: bool, const AFTER: bool> vector::Kernel
@@ -186,7 +186,7 @@ impl<K: Work, const BACKWARD: bool, const AFTER: bool> vector::Kernel
     }
 }
 
-/// The steps of one [`Kernel`], whatever it is made of.
+/// The steps of one [`Kernel`], whatever its type parameters.
 ///
 /// # Safety
 /// As [`Steps`].
@@ -209,8 +209,8 @@ trait Work {
     );
 }
 
-/// Steps of the norm before the rotation in the function of their loop, of rows of the common
-/// length, as many at a time as are taken together.
+/// Steps of the norm before the rotation, inlined in their loop, for full groups of rows of the
+/// common length.
 struct Inlined<K, const BACKWARD: bool, const STREAM: bool>(PhantomData<K>);
 
 impl<K, const BACKWARD: bool, const STREAM: bool> Clone for Inlined<K, BACKWARD, STREAM> {
@@ -287,14 +287,14 @@ unsafe fn each_row<E: Element, S: Steps<E>>(
     let own = tile.head_coefficients > 0;
     let (group, ahead) = match (tile.is_heads_outside(), own) {
         (_, true) => (1, 1),
-        // Twice as many where one tensor is read, not two, as their rows share cache sets, and
-        // where registers are widest.
+        // Twice the number where one tensor is read rather than two, since their rows share cache
+        // sets, and where registers are widest.
         (true, false) if backward || narrow => (HEADS_OUTSIDE_GROUP, AHEAD),
         (true, false) => (2 * HEADS_OUTSIDE_GROUP, AHEAD),
         (false, false) => (tile.heads.max(1), AHEAD),
     };
     let mut queue = Queue::<E>::new(backward, after);
-    // Factors and scratch rows of these rows, and of those before them.
+    // Factors and scratch rows of these rows and of the previous ones.
     let under_way = queue.under_way();
     let (mut slot, mut turn) = (0, 0);
     let mut factors = tile.factors;
@@ -342,8 +342,7 @@ unsafe fn each_row<E: Element, S: Steps<E>>(
             left -= 1;
             None
         };
-        // SAFETY: these are rows of the caller's tile, with scratch rows for as many turns as are
-        // under way.
+        // SAFETY: these are rows of the caller's tile, with scratch rows for each group under way.
         unsafe {
             let totals = steps.totals(&partials);
             let (due, scales) = queue.turn(rows.clone(), totals, tile, shape.dim);
@@ -410,7 +409,7 @@ where
         }
     }
 
-    /// [`before`](Self::before), where the length of most models has code of its own.
+    /// [`before`](Self::before), with separate code for the head length of most models.
     pub(super) unsafe fn common_before(tile: &NormTile<E>) {
         let common = M::Register::COMMON_LENGTHS
             && Shape::of(tile).is_common()
@@ -601,32 +600,31 @@ where
     const READS_AGAIN: bool = M::UNZIPS && W::UNZIPS;
     /// True if the forward writes x widened with its squares, and rotates that.
     const KEEPS_WIDE: bool = M::KEEPS_WIDE;
-    /// True if registers are not the widest. Where tokens are inside, other orders are then faster:
-    /// measured on Zen 3, where AVX2 rotates, and on Zen 4 and Xeons, where AVX-512 does; not with
-    /// NEON.
+    /// True if registers are not the widest. With tokens as the inner dimension, other orders are
+    /// then faster: measured on Zen 3, where AVX2 rotates, and on Zen 4 and Xeons, where AVX-512
+    /// does; not with NEON.
     const NARROW: bool = M::N < WIDEST;
 
-    /// Bytes from a row that is read to the one that is fetched with it, into the second-level
-    /// cache, if one is: the processor's own look-ahead is too short for what is computed in
-    /// between, and the first level has too few lines under way at a time to wait for memory with
-    /// them.
+    /// Bytes from the row being read to the row prefetched with it into the second-level cache, if
+    /// any. The hardware prefetcher looks too short a distance ahead for the computation in
+    /// between, and the first level has too few outstanding lines to cover the latency of memory.
     #[inline(always)]
     fn fetched<const BACKWARD: bool>(tile: &NormTile<E>) -> Option<usize> {
         let narrow_outside = Self::NARROW && tile.is_heads_outside();
         match BACKWARD {
-            // Wide elements have the forward wait for memory alone, and there the processor's own
-            // look-ahead is faster.
+            // With wide elements, the forward is limited by memory alone, and the hardware
+            // prefetcher is faster.
             false if size_of::<E>() >= 4 => None,
             false if narrow_outside => Some(1024),
-            // Four heads of two tensors are eight stretches of memory: the processor follows them
-            // as long as nothing else asks for their lines first.
+            // Four heads of two tensors are eight streams of memory: the hardware prefetcher
+            // follows them unless software requests their lines first.
             true if narrow_outside => None,
             _ => Some(4096),
         }
     }
 
-    /// The steps in functions of their own. Where the orders of pairs do not matter, they are the
-    /// same functions for all of them.
+    /// The steps in separate functions. Steps that do not depend on the orders of pairs use the
+    /// same function for all orders.
     fn calls<const BACKWARD: bool, const AFTER: bool>() -> Calls<E> {
         type Any<M, W, E> = Kernel<M, W, E, Split, Split>;
         Calls {
@@ -665,7 +663,7 @@ where
         scales: [&[E::Acc]; 2],
     ) {
         let (tile, dim) = (rows.tile, rows.shape.dim);
-        // SAFETY: the caller guarantees the rows, whose sums were made.
+        // SAFETY: the caller guarantees the rows, whose sums were computed.
         unsafe {
             let first = rows.row(0);
             let g = (first.scratch.cast_const(), dim);
@@ -684,9 +682,9 @@ where
         }
     }
 
-    /// Writes a row past the caches, one line after the other: rows far from each other, a line of
-    /// each at a time, take 1.7 to 2.7 times as long (on Zen 3). The row at `to` starts a cache line
-    /// and fills its lines.
+    /// Writes a row past the caches, line after line. Writing one line of each of several distant
+    /// rows at a time takes 1.7 to 2.7 times as long (on Zen 3). The row at `to` starts a cache
+    /// line and fills its lines.
     #[inline(always)]
     unsafe fn past_caches(from: *const E, to: *mut E, dim: usize) {
         let (from, to) = (from.cast::<E::Acc>(), to.cast::<E::Acc>());

@@ -49,16 +49,16 @@ use super::vector::Memory;
 use crate::element::Element;
 use crate::spec::{Geometry, Pairing};
 
-/// Heads whose sums are made before the first of them is written. Their stores are a burst that
-/// loads wait for: eight take longer than four where stores bypass the caches.
+/// Heads whose sums are computed before the first of them is written. Their stores form a burst
+/// that delays loads: eight heads take longer than four where stores bypass the caches.
 pub(crate) const AHEAD: usize = 4;
 
-/// Tokens whose gradients of the weights are summed before they are added to those of others.
+/// Tokens in a block whose weight gradients are summed before they are added to other blocks'.
 /// Fixed, so that sums do not depend on the number of threads.
 pub(crate) const BLOCK_TOKENS: usize = 32;
 
-/// Turns of rows under way at a time, at most: one whose sums are made, one whose roots are taken,
-/// and one that is written.
+/// Groups of rows in progress at a time, at most: one at its sums, one at its roots, and one being
+/// written.
 pub(crate) const TURNS: usize = 3;
 
 /// A tensor's share of a tile.
@@ -78,7 +78,7 @@ impl<P> Part<P> {
     }
 }
 
-/// Values that the factors of a row take: four a pair, forward and adjoint.
+/// Number of factors of a row: four per pair, forward and adjoint.
 pub(crate) fn factors_len(geometry: Geometry) -> usize {
     2 * 4 * geometry.pairs()
 }
@@ -165,7 +165,7 @@ impl<E: Element> NormTile<E> {
     }
 }
 
-/// Normalises and rotates a tile, or takes its gradients back.
+/// Normalises and rotates a tile, or propagates its gradients.
 ///
 /// # Safety
 /// - the processor has the instructions of `M`
@@ -202,7 +202,7 @@ pub(crate) unsafe fn norm_tile<M: Memory<E>, E: Element>(tile: &NormTile<E>) {
     }
 }
 
-/// The length of a row, and where in it which pairs are.
+/// The length of a row, and the places of the pairs in it.
 #[derive(Clone, Copy)]
 struct Shape {
     /// Channels of a head.

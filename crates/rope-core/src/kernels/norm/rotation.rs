@@ -13,11 +13,10 @@ use crate::kernels::vector::{Memory, Register};
 /// Rotation of a row of `A`, read by `I` in the order `Read`, into one of `B`, written by `O` in
 /// the order `Write`.
 ///
-/// A row is taken run by run, from its start: double registers of pairs, then single ones, then
-/// one pair at a time. What the pairs are multiplied by is prepared in the order in which it is
-/// met, so that a row needs one address for it: c1, s1, c2, s2 of a register, of both registers of
-/// a double one; or, where members are swapped within a register, what an element and its
-/// neighbour are multiplied by.
+/// A row is taken run by run, from its start: double registers of pairs, then single ones, then one
+/// pair at a time. The factors of the pairs are prepared in the order of their use, so that a row
+/// needs one address for them: c1, s1, c2, s2 of a register, or of both registers of a double one;
+/// or, where members are swapped within a register, the factors of an element and of its neighbour.
 ///
 /// # Safety
 /// Of every function: the processor has the instructions. `from` and `to` are valid for the tile's
@@ -37,14 +36,14 @@ where
     const SAME_ORDER: bool = Read::ZIPPED == Write::ZIPPED;
     const SWAPS: bool = Read::ZIPPED && Write::ZIPPED && I::SWAPS && O::SWAPS;
     const DOUBLES: bool = Self::SAME_ORDER && !Self::SWAPS && I::DOUBLES && O::DOUBLES;
-    /// Bytes that [`runs`](Self::runs) writes side by side before it turns to another row.
+    /// Contiguous bytes that [`runs`](Self::runs) writes before it moves to another row.
     const WRITTEN: usize = {
         let registers = if Write::ZIPPED { 2 } else { 1 } * if Self::DOUBLES { 2 } else { 1 };
         registers * O::N * size_of::<B>()
     };
 
-    /// Writes the factors of a row, or of the transpose if `ADJOINT`. With `WEIGHT` what the
-    /// forward reads is weighted, and so is what the transpose writes.
+    /// Writes the factors of a row, or of the transpose if `ADJOINT`. With `WEIGHT`, the input of
+    /// the forward and the output of the transpose are weighted.
     #[inline(always)]
     pub(super) unsafe fn prepare<const ADJOINT: bool, const WEIGHT: bool>(
         by: Coefficients<A::Acc>,
@@ -91,8 +90,8 @@ where
         }
     }
 
-    /// [`prepare`](Self::prepare) of a run's last pairs, in a function of its own, compiled once
-    /// for all instructions.
+    /// [`prepare`](Self::prepare) of a run's last pairs, in a separate function, compiled once for
+    /// all instruction sets.
     #[inline(never)]
     unsafe fn prepare_rest<const ADJOINT: bool, const WEIGHT: bool>(
         by: Coefficients<A::Acc>,
@@ -172,7 +171,7 @@ where
         }
     }
 
-    /// Rotates rows that are a number of elements apart, each times its scale if `SCALE`.
+    /// Rotates rows at a constant distance in elements, each times its scale if `SCALE`.
     #[inline(always)]
     pub(super) unsafe fn rows<const SCALE: bool, const STREAM: bool>(
         from: (*const A, usize),
@@ -182,9 +181,9 @@ where
         shape: Shape,
     ) {
         let Shape { pairs, run, .. } = shape;
-        // Lines that bypass the caches are filled before those of the next row are begun: a
-        // processor collects few at a time, and one that it writes half full costs several times
-        // as much.
+        // Lines that bypass the caches are filled before the next row is started: a processor
+        // combines only a few lines at a time, and writing a half-full line costs several times as
+        // much.
         let together = if STREAM && Self::WRITTEN < LINE_BYTES {
             1
         } else {
@@ -211,8 +210,8 @@ where
         }
     }
 
-    /// Rotates the pairs of each row's run from `at` on as far as whole registers reach; returns
-    /// where it stopped. The factors stay in registers while all rows meet them.
+    /// Rotates the pairs of each row's run from `at` on, as far as whole registers reach, and
+    /// returns the end. The factors stay in registers for all rows.
     #[inline(always)]
     unsafe fn runs<const SCALE: bool, const STREAM: bool>(
         from: (*const A, usize),
@@ -263,7 +262,7 @@ where
         }
     }
 
-    /// [`runs`](Self::runs) in a function of its own, compiled once for all instructions.
+    /// [`runs`](Self::runs) in a separate function, compiled once for all instruction sets.
     #[inline(never)]
     unsafe fn rest<const SCALE: bool>(
         from: (*const A, usize),

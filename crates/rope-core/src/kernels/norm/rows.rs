@@ -84,27 +84,27 @@ pub(super) const WIDEST: usize = 16;
 #[repr(align(64))]
 pub(super) struct Partials<A>(pub(super) [[[A; WIDEST]; AHEAD]; 2]);
 
-/// The sums of rows' squares and of h * x; then what rows are multiplied by, see [`scales`]. Entries
-/// of missing rows are unspecified.
+/// The sums of rows' squares and of h * x, later replaced by the rows' factors (see [`scales`]).
+/// Entries of missing rows are unspecified.
 pub(super) type Scales<A> = [[A; AHEAD]; 2];
 
-/// Rows whose sums are made, and whose results are not written yet.
+/// Rows with computed sums whose results are not yet written.
 pub(super) struct Queue<'t, E: Element> {
-    /// The latest rows, then those before them.
+    /// The latest rows, then the previous ones.
     rows: [Option<Rows<'t, E>>; 2],
     /// The sums of the rows before the latest, added up.
     totals: Scales<E::Acc>,
-    /// True if sums are added up in one turn, and their roots taken in the next.
+    /// True if sums are added up in one iteration and their roots taken in the next.
     apart: bool,
 }
 
 impl<'t, E: Element> Queue<'t, E> {
     /// A queue for one direction and order of the norm.
     ///
-    /// The processor keeps what waits for a chain of instructions, and there is room for one chain
-    /// or the other, not for both, beside what narrow elements take to convert. Those of 32 bits
-    /// and the backward have more in between; there rows that are under way longer only leave the
-    /// first-level cache.
+    /// The processor buffers instructions that wait for a dependency chain. Beside the conversions
+    /// of narrow elements, it has room for one chain, not for both. 32-bit elements and the
+    /// backward have more work in between; rows in progress longer would only leave the first-level
+    /// cache.
     #[inline(always)]
     pub(super) fn new(backward: bool, after: bool) -> Self {
         Self {
@@ -114,14 +114,14 @@ impl<'t, E: Element> Queue<'t, E> {
         }
     }
 
-    /// Turns of rows under way at a time.
+    /// Groups of rows in progress at a time.
     #[inline(always)]
     pub(super) fn under_way(&self) -> usize {
         if self.apart { TURNS } else { 2 }
     }
 
-    /// Takes the next rows, whose sums are to be made now, and the totals of those before; returns
-    /// the rows that are due and their scales.
+    /// Takes the next rows, whose sums are computed now, and the totals of the previous ones.
+    /// Returns the rows to be written and their scales.
     #[inline(always)]
     pub(super) fn turn(
         &mut self,
@@ -131,8 +131,8 @@ impl<'t, E: Element> Queue<'t, E> {
         dim: usize,
     ) -> (Option<Rows<'t, E>>, Scales<E::Acc>) {
         let latest = replace(&mut self.rows[0], rows);
-        // The compiler would move these to where they are used. Apart from each other, as it would
-        // read them across the ends of what it wrote.
+        // Keeps the compiler from moving these to their uses. Separately, as it would otherwise
+        // read them across the boundaries of its writes.
         if self.apart {
             let scales = scales(self.totals, tile, dim).map(black_box);
             self.totals = totals.map(black_box);

@@ -256,8 +256,8 @@ impl Memory<f32> for Avx2 {
         debug_assert!(from.is_aligned());
         // SAFETY: the caller guarantees AVX2 and 16 readable elements.
         unsafe {
-            // Shuffles work within 128 bits: each half of a register gets what its half of the
-            // results is made of.
+            // Shuffles work within 128 bits: each half of a register receives the inputs of its
+            // half of the results.
             let a = _mm256_set_m128(_mm_loadu_ps(from.add(8)), _mm_loadu_ps(from));
             let b = _mm256_set_m128(_mm_loadu_ps(from.add(12)), _mm_loadu_ps(from.add(4)));
             let even = _mm256_shuffle_ps::<0b10_00_10_00>(a, b);

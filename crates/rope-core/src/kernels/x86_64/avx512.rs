@@ -14,16 +14,16 @@ use crate::kernels::vector::{Instructions, Kernel, Memory, Register};
 #[derive(Clone, Copy)]
 pub(in crate::kernels) struct F32x16(__m512);
 
-/// AVX-512 F, BW and DQ, AVX2, FMA and F16C; and AVX-512's conversions to bf16 where
-/// [`CONVERTS_BF16`] says so.
+/// AVX-512 F, BW and DQ, AVX2, FMA and F16C; and AVX-512's conversions to bf16 if [`CONVERTS_BF16`]
+/// is set.
 pub(in crate::kernels) struct Avx512;
 
-/// True if the processor has AVX-512's conversions to bf16: a branch, as kernels for both would be
-/// compiled twice.
+/// True if the processor has AVX-512's conversions to bf16. A branch at run time, since separate
+/// kernels would be compiled twice.
 static CONVERTS_BF16: AtomicBool = AtomicBool::new(false);
 
 impl Avx512 {
-    /// True if the processor has the instructions. No kernel runs with them before this was asked.
+    /// True if the processor has the instructions. Called before any kernel runs with them.
     pub(in crate::kernels) fn is_available() -> bool {
         let available = Avx2::is_available()
             && is_x86_feature_detected!("avx512f")
@@ -436,8 +436,8 @@ unsafe fn zip() -> __m512i {
     unsafe { _mm512_loadu_si512(ORDER.as_ptr().cast()) }
 }
 
-/// True if any element is zero, so that conversion may have taken a subnormal number for it. True
-/// zeros are as rare, and rounding them again does no harm.
+/// True if any element is zero, so that conversion may have flushed a subnormal number. True zeros
+/// are as rare, and rounding them again does no harm.
 #[inline(always)]
 unsafe fn any_zero(first: __m512i, second: __m512i) -> bool {
     // Hides the mask from the compiler, which would recognise "all bits but the sign" as the
@@ -456,8 +456,8 @@ unsafe fn any_zero(first: __m512i, second: __m512i) -> bool {
     }
 }
 
-/// bf16 of the first, then of the second, rounded to nearest even as ours, but subnormal numbers
-/// become zero: registers in which anything came out as zero are left to ours.
+/// bf16 of the first, then of the second, rounded to nearest even as by our code, except that
+/// subnormal numbers become zero. Our code converts registers with any zero in the result.
 ///
 /// # Safety
 /// The processor has AVX-512 F, and [`CONVERTS_BF16`] is set.

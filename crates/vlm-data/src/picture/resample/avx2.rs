@@ -14,7 +14,7 @@ use super::{Axis, COLOURS, GROUP, LOW_BITS};
 
 /// Rows that share a load of weights.
 const ROWS: usize = 4;
-/// Bytes of a row that are summed at once.
+/// Bytes of a row summed at a time.
 const BLOCK: usize = 32;
 
 /// Makes a zero of a byte.
@@ -42,7 +42,7 @@ pub(super) fn resize_rows(axis: &Axis, input: &[u8], output: &mut [u8]) -> bool 
     true
 }
 
-/// Makes a row of columns, or returns `false` if the portable kernel must.
+/// Computes an output row of the vertical resize, or returns `false` if the portable kernel must.
 pub(super) fn resize_columns(axis: &Axis, input: &[u8], row: usize, output: &mut [u8]) -> bool {
     if !is_x86_feature_detected!("avx2") || output.len() < BLOCK {
         return false;
@@ -89,7 +89,7 @@ fn finish<const PARTS: usize>(sums: [__m256i; PARTS], half: __m256i, shift: __m1
 #[target_feature(enable = "avx2")]
 fn all_rows<const PARTS: usize>(axis: &Axis, input: &[u8], output: &mut [u8]) {
     let (from, to) = (axis.inputs * COLOURS, axis.outputs * COLOURS);
-    // A load reads four bytes more than the four pixels that it is for.
+    // A load reads four bytes beyond its four pixels.
     let readable = |row: usize| (row + 1) * from + 4 <= input.len();
     for (group, outputs) in output.chunks_mut(to * ROWS).enumerate() {
         let row = group * ROWS;
@@ -112,15 +112,15 @@ fn all_rows<const PARTS: usize>(axis: &Axis, input: &[u8], output: &mut [u8]) {
 }
 
 /// Resizes `R` rows.
-// Loops over arrays of registers: `map` and `from_fn` are functions without AVX2, to and from
-// which registers travel through memory.
+// Loops over arrays of registers: `map` and `from_fn` are functions without AVX2, and registers
+// would pass to and from them through memory.
 #[target_feature(enable = "avx2")]
 fn rows<const R: usize, const PARTS: usize>(axis: &Axis, input: [&[u8]; R], output: &mut [u8]) {
     let [lower, upper] = PAIRS;
     let pairs = _mm256_set_m128i(load(&upper), load(&lower));
     let halves = _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1);
     let half = _mm_cvtsi32_si128(1 << (axis.precision - 1));
-    // Of the two halves of a register, which are added, one gets it.
+    // The halves of a register are added later, so only one gets the rounding term.
     let half = _mm256_zextsi128_si256(_mm_shuffle_epi32::<0>(half));
     let shift = _mm_cvtsi32_si128(axis.precision as i32);
     let to = axis.outputs * COLOURS;
@@ -162,7 +162,7 @@ fn rows<const R: usize, const PARTS: usize>(axis: &Axis, input: [&[u8]; R], outp
     }
 }
 
-/// Makes one row of the output.
+/// Computes one row of the output.
 #[target_feature(enable = "avx2")]
 fn columns<const PARTS: usize>(axis: &Axis, input: &[u8], row: usize, output: &mut [u8]) {
     let length = output.len();

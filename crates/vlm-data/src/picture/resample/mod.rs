@@ -36,27 +36,27 @@ const MAX_PRECISION: u32 = 22;
 /// Bits of the lower part of a weight of PIL, whose upper part then fits 16 bits.
 const LOW_BITS: u32 = 12;
 
-/// How one axis is resized.
+/// The resizing of one axis.
 pub(super) struct Axis {
     pub(super) inputs: usize,
     pub(super) outputs: usize,
     /// The first input of each output. `first + taps <= inputs`.
     first: Vec<usize>,
-    /// Inputs of an output; the weights of some are 0.
+    /// Inputs per output; some weights may be 0.
     taps: usize,
     /// `[outputs, taps]`: the weights, or the lower parts of PIL's.
     low: Vec<i16>,
-    /// `[outputs, taps]`: weight / 2^12, rounded down, of PIL; empty for torchvision.
+    /// `[outputs, taps]`: PIL's weight / 2^12, rounded down; empty for torchvision.
     high: Vec<i16>,
     /// Fractional bits of the weights.
     precision: u32,
 }
 
 impl Axis {
-    /// Computes the weights; `None` if the size stays, and with it all pixels.
+    /// Computes the weights; `None` if the size and thus all pixels are unchanged.
     ///
     /// # Errors
-    /// [`crate::VlmDataError::Memory`] if the system does not give the memory
+    /// [`crate::VlmDataError::Memory`] if an allocation fails
     pub(super) fn new(inputs: usize, outputs: usize, backend: Backend) -> Result<Option<Self>> {
         if inputs == outputs {
             return Ok(None);
@@ -148,7 +148,7 @@ impl Axis {
 
     /// Resizes rows of pixels, `[rows, inputs, 3]`, to `[rows, outputs, 3]`.
     ///
-    /// `input` may go on after the last of these rows; it is then not used, but read.
+    /// `input` may extend beyond the last row; the extra bytes are read but not used.
     pub(super) fn resize_rows(&self, input: &[u8], output: &mut [u8]) {
         #[cfg(target_arch = "x86_64")]
         if avx2::resize_rows(self, input, output) {
@@ -157,7 +157,7 @@ impl Axis {
         portable::resize_rows(self, input, output);
     }
 
-    /// Makes row `row` of the output of the rows of `input`, `[inputs, output.len()]`.
+    /// Computes row `row` of the output from the rows of `input`, `[inputs, output.len()]`.
     pub(super) fn resize_columns(&self, input: &[u8], row: usize, output: &mut [u8]) {
         #[cfg(target_arch = "x86_64")]
         if avx2::resize_columns(self, input, row, output) {
@@ -167,7 +167,7 @@ impl Axis {
     }
 }
 
-/// True if columns are resized before rows. Versions of Pillow differ in when that is cheaper.
+/// True if columns are resized before rows. Versions of Pillow choose the order by different rules.
 ///
 /// # Source
 /// `ImagingResampleInner` of src/libImaging/Resample.c in Pillow 13.0.0; `resize` of Image.py in

@@ -10,8 +10,8 @@ use super::{Conversation, Conversations, FileOptions};
 use crate::fingerprint::Fingerprint;
 use crate::text::error::{Result, TextError};
 
-/// Where the records of a data file begin: 16 bytes of memory for each. The file itself is read
-/// anew for each record.
+/// The offsets of a data file's records, 16 bytes of memory each. Each record is read from the file
+/// on request.
 #[derive(Debug)]
 pub struct DataIndex {
     path: PathBuf,
@@ -23,7 +23,7 @@ pub struct DataIndex {
     fingerprint: u64,
 }
 
-/// By what a change of a file is noticed without reading it.
+/// The attributes by which a change of a file is detected without reading it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Stamp {
     bytes: u64,
@@ -31,13 +31,13 @@ struct Stamp {
 }
 
 impl DataIndex {
-    /// Reads a data file once, and keeps where its records begin.
+    /// Reads a data file once and stores the offsets of its records.
     ///
-    /// Records are not parsed: what is wrong with one is an error when it is read.
+    /// Records are not parsed: a faulty record gives an error when it is read.
     ///
     /// # Errors
-    /// [`TextError::File`] if it cannot be opened; [`TextError::Stream`] if it cannot be read, or
-    /// its array is cut off.
+    /// [`TextError::File`] if the file cannot be opened; [`TextError::Stream`] if it cannot be
+    /// read, or its array is truncated.
     pub fn open(path: impl AsRef<Path>, options: FileOptions) -> Result<Self> {
         let path = path.as_ref();
         let file = File::open(path).map_err(|error| refused(path, &error))?;
@@ -79,12 +79,12 @@ impl DataIndex {
         self.places.is_empty()
     }
 
-    /// A number that changes with each byte of the file: FNV-1a of 64 bits.
+    /// The 64-bit FNV-1a hash of the file.
     pub fn fingerprint(&self) -> u64 {
         self.fingerprint
     }
 
-    /// The line where a record begins, from 1; 0 if there are fewer records.
+    /// The line where a record begins, from 1; 0 if there is no such record.
     pub fn line(&self, record: usize) -> u64 {
         self.places.get(record).map_or(0, |place| place.line)
     }
@@ -92,8 +92,8 @@ impl DataIndex {
     /// Opens the file for reading records in any order.
     ///
     /// # Errors
-    /// [`TextError::File`] if it cannot be opened; [`TextError::Changed`] if it is no longer the
-    /// file of the index.
+    /// [`TextError::File`] if the file cannot be opened; [`TextError::Changed`] if it has changed
+    /// since it was indexed.
     pub fn reader(&self) -> Result<DataReader<'_>> {
         let file = File::open(&self.path).map_err(|error| refused(&self.path, &error))?;
         self.check(&file)?;
@@ -136,8 +136,8 @@ impl DataReader<'_> {
     /// Reads a record.
     ///
     /// # Errors
-    /// [`TextError::Record`] for one that cannot be trained on; [`TextError::Changed`] if the file
-    /// was written to; [`TextError::Stream`] if it cannot be read, or has fewer records.
+    /// [`TextError::Record`] if the record cannot be trained on; [`TextError::Changed`] if the file
+    /// was modified; [`TextError::Stream`] if the file cannot be read, or has no such record.
     pub fn read(&mut self, record: usize) -> Result<Conversation> {
         let index = self.index;
         index.check(self.input.get_ref())?;
@@ -179,7 +179,7 @@ fn refused(path: &Path, error: &std::io::Error) -> TextError {
     }
 }
 
-/// A stream with the FNV-1a hash of all that was read of it.
+/// A stream with the FNV-1a hash of all bytes read.
 struct Hashed<R> {
     inner: R,
     hash: Fingerprint,

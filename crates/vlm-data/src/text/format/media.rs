@@ -14,7 +14,7 @@ pub enum MediaSource {
     Bytes(Vec<u8>),
 }
 
-/// Bytes are counted, not printed.
+/// Prints the number of bytes rather than the bytes.
 impl std::fmt::Debug for MediaSource {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -29,7 +29,7 @@ impl std::fmt::Debug for MediaSource {
 pub struct Video {
     /// The frames, in order of time.
     pub frames: Frames,
-    /// Frames a second, if the record tells; of a file, those that are taken.
+    /// Frames per second, if the record states it; for a video file, the rate of sampling.
     pub fps: Option<f64>,
 }
 
@@ -38,18 +38,18 @@ pub struct Video {
 pub enum Frames {
     /// All files of a folder, in order of the numbers in their names: `2.png` before `10.png`.
     Folder(PathBuf),
-    /// These, in order.
+    /// A list of frames, in order.
     List(Vec<MediaSource>),
-    /// Those of a video file, which the program ffmpeg decodes.
+    /// A video file, decoded by the program ffmpeg.
     File(PathBuf),
 }
 
-/// The endings of video files.
+/// The extensions of video files.
 const VIDEO_ENDINGS: [&str; 9] = [
     "mp4", "avi", "mov", "mkv", "webm", "m4v", "flv", "wmv", "mpg",
 ];
 
-/// A raw base64 string is told from a path by what its first bytes decode to.
+/// First decoded bytes that distinguish a raw base64 string from a path.
 const SIGNATURES: [&[u8]; 5] = [b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"BM"];
 
 /// Reads a picture: a path, a `data:` address, base64, or an object that holds one of them.

@@ -47,20 +47,20 @@ pub enum Format {
     Alpaca,
 }
 
-/// How [`read`] reads.
+/// Options of [`read`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct FileOptions {
     /// The layout of each record.
     pub format: Format,
-    /// The folder that relative paths start from; that of the file, if none.
+    /// The folder of relative paths; `None` means the folder of the file.
     pub media_folder: Option<PathBuf>,
-    /// The longest record in bytes; pictures as base64 count.
+    /// The longest record in bytes, base64 pictures included.
     pub max_record_bytes: usize,
 }
 
 impl Default for FileOptions {
-    /// Any format, paths relative to the file, and records of up to 64 MiB.
+    /// Recognises the format, resolves paths relative to the file, and limits records to 64 MiB.
     fn default() -> Self {
         Self {
             format: Format::Recognised,
@@ -70,10 +70,10 @@ impl Default for FileOptions {
     }
 }
 
-/// Who speaks.
+/// The speaker of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// The system's text, only first.
+    /// The system's text, allowed only as the first message.
     System,
     /// The user.
     User,
@@ -84,7 +84,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// The name that chat templates know.
+    /// The name used in chat templates.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -110,11 +110,11 @@ pub enum Part {
 /// One message.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Message {
-    /// Who speaks.
+    /// The speaker of a message.
     pub role: Role,
     /// The parts of its content, in order.
     pub parts: Vec<Part>,
-    /// True if the message is trained on; none if the record does not tell.
+    /// True if the message is trained on; `None` if the record does not state it.
     pub loss: Option<bool>,
     /// All other keys, such as `reasoning_content` and `tool_calls`, for the chat template.
     pub extra: Vec<(String, Json)>,
@@ -132,16 +132,15 @@ impl Message {
     }
 }
 
-/// One record, whatever its format was.
+/// One record, independent of its format.
 ///
-/// The pictures and videos are numbered in the order in which the messages name them, so part
+/// Pictures and videos are numbered in the order of their mentions in the messages, so part
 /// `Image(k)` is the k-th picture of the text.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Conversation {
     /// The line where the record begins, from 1.
     pub line: u64,
-    /// The messages; at least one is the assistant's, the last is, and only the first may be the
-    /// system's.
+    /// The messages. The last is the assistant's, and only the first may be the system's.
     pub messages: Vec<Message>,
     /// The pictures.
     pub images: Vec<MediaSource>,
@@ -155,8 +154,8 @@ pub struct Conversation {
 
 /// The conversations of a data file, in order.
 ///
-/// A record that cannot be read is an error of its own, and the next one can be read. After an
-/// error of the stream ([`TextError::Stream`]) nothing follows.
+/// An unreadable record gives an error, and iteration continues with the next record. A stream
+/// error ([`TextError::Stream`]) ends the iteration.
 pub struct Conversations<R> {
     records: Records<R>,
     format: Format,
@@ -168,7 +167,7 @@ pub struct Conversations<R> {
 /// Memory is bounded by one record.
 ///
 /// # Errors
-/// [`TextError::File`] if it cannot be opened; those of its records come from the iterator.
+/// [`TextError::File`] if the file cannot be opened. The iterator returns errors of records.
 pub fn read(
     path: impl AsRef<Path>,
     options: &FileOptions,
@@ -188,8 +187,8 @@ pub fn read(
 }
 
 impl<R: BufRead> Conversations<R> {
-    /// Reads conversations from any stream; `folder` is what relative paths are relative to, unless
-    /// the options name one.
+    /// Reads conversations from any stream. Relative paths start from `folder`, unless the options
+    /// name a media folder.
     pub fn new(input: R, folder: impl Into<PathBuf>, options: &FileOptions) -> Self {
         let records = Records::new(input, options.max_record_bytes);
         Self::from_records(records, folder, options)

@@ -4,12 +4,12 @@ use super::{Conversation, Message, Part, media::wrong};
 use crate::text::error::RecordProblem;
 use crate::text::json::Json;
 
-/// The boxes and names that `<bbox>` and `<ref-object>` in the text stand for, in order.
+/// The values of the marks `<bbox>` and `<ref-object>` in the text, in order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Objects {
     /// The names.
     pub names: Vec<String>,
-    /// Points \[x, y\] or boxes \[x1, y1, x2, y2\], in pixels of the picture as it is read, upright.
+    /// Points \[x, y\] or boxes \[x1, y1, x2, y2\], in pixels of the upright picture as read.
     pub boxes: Vec<Vec<f64>>,
     /// The picture of each box, from 0.
     pub images: Vec<usize>,
@@ -102,8 +102,9 @@ impl Objects {
 impl Conversation {
     /// Replaces the marks `<ref-object>` and `<bbox>` in all messages by text.
     ///
-    /// `write_name` gets a name, `write_box` a picture's index and a box. The caller rescales: Qwen2-VL and Qwen3-VL write coordinates from 0 to 1000 of the
-    /// picture, Qwen2.5-VL pixels of the **resized** picture. Without `objects` nothing changes.
+    /// `write_name` gets a name, `write_box` a picture's index and a box. The caller rescales
+    /// boxes: Qwen2-VL and Qwen3-VL write coordinates from 0 to 1000 of the picture's sides,
+    /// Qwen2.5-VL pixels of the **resized** picture. Without `objects`, the text is unchanged.
     ///
     /// # Errors
     /// [`RecordProblem::ObjectCount`] if marks and values differ in number.

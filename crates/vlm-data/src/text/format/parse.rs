@@ -109,7 +109,7 @@ impl<'a> Media<'a> {
     fn read(record: &Json, folder: &'a Path) -> Result<Self> {
         let listed_images = listed(record, ["images", "image"], folder, media::source)?;
         let mut listed_videos = listed(record, ["videos", "video"], folder, media::video)?;
-        // A rate for all videos that have none of their own.
+        // A rate for all videos without a separate rate.
         if let Some(fps) = record.get("fps") {
             let fps = media::fps(fps, "the record")?;
             for video in &mut listed_videos {
@@ -127,7 +127,8 @@ impl<'a> Media<'a> {
         })
     }
 
-    /// The part of the next `<image>` mark. Marks without a file are counted, and refused at last.
+    /// The part of the next `<image>` mark. Marks without a file are counted and rejected at the
+    /// end.
     fn next_image(&mut self) -> Part {
         if let Some(image) = self.listed_images.get(self.image_marks) {
             self.images.push(image.clone());
@@ -166,8 +167,8 @@ impl<'a> Media<'a> {
         Ok(())
     }
 
-    /// Cuts a text at its marks. `strip` removes the white space around the pieces, and pieces of
-    /// white space alone.
+    /// Splits a text at its marks. `strip` removes white space around pieces, and pieces that
+    /// consist of white space.
     fn split(&mut self, text: &str, strip: bool) -> Vec<Part> {
         let mut parts = Vec::new();
         let mut rest = text;
@@ -192,7 +193,7 @@ impl<'a> Media<'a> {
             match mark {
                 IMAGE => parts.push(self.next_image()),
                 VIDEO => parts.push(self.next_video()),
-                // An empty text is a text, other than none at all.
+                // An empty text counts as a text, unlike a missing one.
                 _ if parts.is_empty() => return vec![Part::Text(String::new())],
                 _ => return parts,
             }
@@ -437,7 +438,7 @@ fn alpaca(record: &Json, media: &mut Media<'_>) -> Result<Vec<Message>> {
         let input = input
             .as_str()
             .ok_or_else(|| wrong("input", "a text", input))?;
-        // LLaMA-Factory joins what is not empty by a line break.
+        // LLaMA-Factory joins non-empty texts by a line break.
         if !prompt.is_empty() && !input.is_empty() {
             prompt.push('\n');
         }

@@ -1,4 +1,4 @@
-//! Cuts a data file into records, holding one record in memory.
+//! Splits a data file into records, with one record in memory.
 
 use std::io::BufRead;
 
@@ -8,7 +8,7 @@ use crate::text::json::Json;
 /// The records of a JSONL file or of a JSON array, with the line where each begins.
 ///
 /// The first character decides: `[` opens an array. Memory is bounded by `max_bytes` for the
-/// record at hand; of a longer one the rest is skipped and an error is returned.
+/// current record; the rest of a longer one is skipped and an error is returned.
 pub(super) struct Records<R> {
     input: R,
     max_bytes: usize,
@@ -123,7 +123,7 @@ impl<R: BufRead> Records<R> {
 
     fn start(&mut self) -> Result<(), TextError> {
         for expected in *b"\xef\xbb\xbf" {
-            // A byte order mark; a part of one is left for the parser to refuse.
+            // A byte order mark; the parser rejects a partial one.
             match self.peek()? {
                 Some(byte) if byte == expected => self.take(byte),
                 _ => break,
@@ -146,7 +146,7 @@ impl<R: BufRead> Records<R> {
         }
         let place = self.place();
         while self.peek()?.is_some() {
-            // The bytes that `peek` has read; an error it would have returned.
+            // The bytes that `peek` has read; it would have returned any error.
             let bytes = self.input.fill_buf().unwrap_or_default();
             let end = bytes
                 .iter()
