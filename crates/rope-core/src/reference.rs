@@ -18,7 +18,7 @@ impl HeadMatrix {
     /// channels.
     ///
     /// # Errors
-    /// Those of [`RotarySpec::inv_freq`]; [`RopeError::PositionAxes`] if the positions have a
+    /// Those of [`RotarySpec::inv_freq`]; [`PositionAxes`](crate::RopeError::PositionAxes) if the positions have a
     /// different number of axes.
     ///
     /// # Panics
