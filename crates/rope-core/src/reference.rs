@@ -18,8 +18,8 @@ impl HeadMatrix {
     /// channels.
     ///
     /// # Errors
-    /// Those of [`RotarySpec::inv_freq`]; [`PositionAxes`](crate::RopeError::PositionAxes) if the positions have a
-    /// different number of axes.
+    /// Those of [`RotarySpec::inv_freq`]; [`PositionAxes`](crate::RopeError::PositionAxes) if the
+    /// positions have a different number of axes.
     ///
     /// # Panics
     /// If `token` is beyond the tokens of the positions.
