@@ -188,10 +188,24 @@ fn options_that_would_be_ignored_are_refused() {
         let message = text(&refused.stderr);
         assert!(message.contains("cannot be used with"), "{message}");
     }
-    let refused = mrope(&["bench", "speed", "--list", "--device", "ascend"]);
-    assert_eq!(refused.status.code(), Some(1));
-    let message = text(&refused.stderr);
-    says(&message, "expected --device cpu, gpu or gpu:N");
+    for (arguments, expected) in [
+        (
+            &["bench", "speed", "--list", "--device", "ascend"][..],
+            "expected --device cpu, gpu or gpu:N",
+        ),
+        (
+            &["verify", "x", "--token-file", "t"],
+            "--token-file t is for --device remote",
+        ),
+        (
+            &["gradcheck", "--token-file", "t"],
+            "--token-file t is for --device remote",
+        ),
+    ] {
+        let refused = mrope(arguments);
+        assert_eq!(refused.status.code(), Some(1), "{arguments:?}");
+        says(&text(&refused.stderr), expected);
+    }
 }
 
 #[test]

@@ -151,6 +151,22 @@ pub(crate) struct TokenArgs {
     token_file: Option<PathBuf>,
 }
 
+impl TokenArgs {
+    /// Refuses a token for a device that needs none.
+    ///
+    /// # Errors
+    /// If there is a file, and the device is not remote.
+    fn expect_used(&self, device: &Device) -> Result<(), String> {
+        match (&self.token_file, device) {
+            (None, _) | (_, Device::Remote { .. }) => Ok(()),
+            (Some(file), _) => Err(format!(
+                "--token-file {} is for --device remote:URL, found --device {device}; leave it out",
+                file.display()
+            )),
+        }
+    }
+}
+
 /// The devices of a run with a rank for each, open until this is dropped.
 pub(crate) struct Team {
     devices: Vec<BurnDevice>,
@@ -216,13 +232,7 @@ impl Compute {
     /// # Errors
     /// If the device is not there, with what is missing and what to do.
     pub(crate) fn open(device: &Device, token: &TokenArgs) -> Result<Self, Box<dyn Error>> {
-        if let (Some(file), false) = (&token.token_file, matches!(device, Device::Remote { .. })) {
-            return Err(format!(
-                "--token-file {} is for --device remote:URL, found --device {device}; leave it out",
-                file.display()
-            )
-            .into());
-        }
+        token.expect_used(device)?;
         let device = match device {
             Device::Cpu => BurnDevice::flex(),
             Device::Gpu(index) => gpu::open(*index)?,
@@ -378,8 +388,9 @@ impl DeviceArgs {
     /// Opens the device for rotations by themselves.
     ///
     /// # Errors
-    /// If there is no such NPU, it has no kernels, or a path was chosen for another device.
+    /// If there is no such NPU, it has no kernels, or a path or token is for another device.
     pub(crate) fn place(&self) -> Result<Place, Box<dyn Error>> {
+        self.token.expect_used(&self.device)?;
         let place = match self.device {
             Device::Cpu => Place::Host,
             Device::Gpu(_) => Place::Gpu,
