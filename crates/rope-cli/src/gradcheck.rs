@@ -79,7 +79,7 @@ pub(crate) fn run(args: &GradcheckArgs) -> Result<ExitCode, Box<dyn Error>> {
         }
     };
     let started = Instant::now();
-    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} cases  {elapsed}  {msg}")?;
+    let style = ProgressStyle::with_template("{bar:24} {pos}/{len} cases  {elapsed}  {wide_msg}")?;
     let bar = ProgressBar::new(cases.len() as u64).with_style(style);
     let mut out = BufWriter::new(stdout());
     let mut summary = Summary::default();

@@ -65,7 +65,7 @@ pub(crate) fn run(args: &MergeArgs) -> Result<(), Box<dyn Error>> {
     let adapters: Vec<(PathBuf, f64)> = args.adapter.iter().cloned().zip(weights).collect();
     let merge = Merge::open(&args.folder, &adapters, args.any_base, &Device::flex())?;
     let bar = ProgressBar::new_spinner();
-    if let Ok(style) = ProgressStyle::with_template("{spinner} {pos} weights merged, {msg}") {
+    if let Ok(style) = ProgressStyle::with_template("{spinner} {pos} weights merged, {wide_msg}") {
         bar.set_style(style);
     }
     let mut merged: Vec<MergedTensor> = Vec::new();

@@ -91,8 +91,9 @@ fn a_run_leaves_an_adapter_and_another_does_not_replace_it() {
         "{}",
         text(&other.stderr)
     );
-    let same = run(&out, "--resume");
+    let same = run(&out, "--resume --quiet");
     assert!(same.status.success(), "{}", text(&same.stderr));
+    assert_eq!(text(&same.stderr), "");
 }
 
 /// GLM-4.1V and Qwen3.5, by tests/fixtures/generate/finetune_command.py: the largest relative

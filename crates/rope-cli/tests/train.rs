@@ -57,13 +57,14 @@ fn json_is_whole_where_the_folder_is_no_text() {
     use std::ffi::OsStr;
     use std::os::unix::ffi::OsStrExt as _;
     let out = folder("no-text").join(OsStr::from_bytes(b"run-\xff"));
-    let options = "train --json --steps 2 --batch 2 --test-questions 20 --out";
+    let options = "train --json --quiet --steps 2 --batch 2 --test-questions 20 --out";
     let done = Command::new(env!("CARGO_BIN_EXE_mrope"))
         .args(options.split(' '))
         .arg(&out)
         .output()
         .expect("the program starts");
     assert!(done.status.success(), "{}", text(&done.stderr));
+    assert_eq!(text(&done.stderr), "", "--quiet prints no progress");
     assert!(out.join("model.safetensors").exists());
     let report: Value = serde_json::from_slice(&done.stdout).expect("one object");
     let model = report["files"]["model"].as_str().expect("a path");

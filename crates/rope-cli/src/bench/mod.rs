@@ -68,6 +68,6 @@ fn print<R: Serialize>(
 /// # Errors
 /// None; the template is valid.
 fn progress(steps: usize) -> Result<ProgressBar, Box<dyn Error>> {
-    let style = ProgressStyle::with_template("{bar:24} {pos}/{len} {elapsed} {msg}")?;
+    let style = ProgressStyle::with_template("{bar:24} {pos}/{len} {elapsed} {wide_msg}")?;
     Ok(ProgressBar::new(steps as u64).with_style(style))
 }

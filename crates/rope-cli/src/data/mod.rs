@@ -186,7 +186,7 @@ impl CheckArgs {
     /// Checks the whole file.
     fn check(&self, encoder: &SampleEncoder) -> Result<DataReport, String> {
         let bar = ProgressBar::new(0);
-        let template = "{bar:24} {percent} % {msg} {eta} left";
+        let template = "{bar:24} {percent} % {eta} left  {wide_msg}";
         if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style);
         }

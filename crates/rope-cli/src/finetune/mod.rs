@@ -157,7 +157,7 @@ impl Job {
         let is_first = loading.rank == 0;
         let trained: usize = trainer.parameters().iter().map(|p| p.elements()).sum();
         let steps = self.recipe.steps;
-        if is_first {
+        if is_first && !args.quiet {
             note(format_args!(
                 "{trained} parameters are trained, on {} conversations in {steps} steps",
                 self.index.len()
@@ -166,7 +166,7 @@ impl Job {
         let position = trainer.position();
         let (encoding, reading) = (self.encoder.clone(), self.index.clone());
         let mut loader = Loader::new(encoding, reading, loading, position)?;
-        let mut progress = is_first.then(|| Progress::new(steps, trainer.steps()));
+        let mut progress = is_first.then(|| Progress::new(steps, trainer.steps(), args.quiet));
         let meter = RefCell::new(meter);
         let mut batches = Metered {
             batches: &mut loader,
@@ -195,6 +195,9 @@ impl Job {
             return Ok(None);
         }
         let saved = save(args, &trainer, &self.encoder, &self.index)?;
+        if args.quiet {
+            return Ok(Some(saved));
+        }
         let waiting = 100.0 * loader.waiting_share();
         note(format_args!(
             "{waiting:.1} % of the time was spent waiting for data"

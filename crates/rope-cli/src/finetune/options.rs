@@ -221,6 +221,10 @@ pub(crate) struct FinetuneArgs {
     #[arg(long, value_name = "NUMBER", default_value_t = 0)]
     #[arg(value_parser = count_in(0..=1000))]
     pub(super) samples: usize,
+
+    /// Print no progress; warnings and errors remain
+    #[arg(long)]
+    pub(super) quiet: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

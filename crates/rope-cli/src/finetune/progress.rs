@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use vlm_train::{Answer, Event, StepReport};
 
 use crate::stdio::{note, plain};
@@ -10,18 +10,24 @@ use crate::stdio::{note, plain};
 /// The share of lost updates that is told.
 const MUCH: f64 = 0.1;
 
-/// A bar on a terminal, elsewhere a line after every twentieth of the steps; on standard error.
+/// A bar on a terminal, elsewhere a line after every twentieth of the steps; on standard error. If
+/// quiet, only warnings.
 pub(super) struct Progress {
     bar: ProgressBar,
     line_every: usize,
+    quiet: bool,
     started: Instant,
     tokens: usize,
 }
 
 impl Progress {
-    pub(super) fn new(steps: usize, done: usize) -> Self {
+    pub(super) fn new(steps: usize, done: usize, quiet: bool) -> Self {
         let bar = ProgressBar::new(steps as u64).with_position(done as u64);
-        if let Ok(style) = ProgressStyle::with_template("{bar:24} {pos}/{len} {msg} {eta} left") {
+        if quiet {
+            bar.set_draw_target(ProgressDrawTarget::hidden());
+        }
+        let template = "{bar:24} {pos}/{len} {eta} left  {wide_msg}";
+        if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style);
         }
         bar.reset_eta();
@@ -29,6 +35,7 @@ impl Progress {
         Self {
             bar,
             line_every: steps.div_ceil(20),
+            quiet,
             started: Instant::now(),
             tokens: 0,
         }
@@ -38,6 +45,7 @@ impl Progress {
     pub(super) fn show(&mut self, event: Event<'_>) {
         match event {
             Event::Step(report) => self.step(report),
+            _ if self.quiet => {}
             Event::Validation { step, loss } => self.line(step, &format!("validation {loss:.4}")),
             Event::Answers { step, answers } => self.answers(step, answers),
         }
@@ -95,14 +103,20 @@ impl Progress {
             );
             self.line(report.step, &message);
         }
-        if self.bar.is_hidden() && report.step.is_multiple_of(self.line_every) {
+        if self.bar.is_hidden() && !self.quiet && report.step.is_multiple_of(self.line_every) {
             self.line(report.step, &message);
         }
         self.bar.set_message(message);
         self.bar.set_position(report.step as u64);
     }
 
+    /// Removes the bar. What it showed of the last step stays as a line.
     pub(super) fn finish(&self) {
-        self.bar.finish();
+        let (step, message) = (self.bar.position() as usize, self.bar.message());
+        let is_shown = !self.bar.is_hidden() && !message.is_empty();
+        self.bar.finish_and_clear();
+        if is_shown {
+            self.line(step, &message);
+        }
     }
 }

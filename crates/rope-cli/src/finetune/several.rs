@@ -28,7 +28,7 @@ pub(super) fn train(job: Job) -> Result<Option<PathBuf>, Box<dyn Error>> {
                 .into(),
         );
     }
-    let group = group(&job)?;
+    let (group, quiet) = (group(&job)?, args.quiet);
     let rank_npus = npus.clone();
     let trained = group.run(move |rank| {
         let sums = collective(rank, &devices, rank_npus.as_ref());
@@ -43,7 +43,7 @@ pub(super) fn train(job: Job) -> Result<Option<PathBuf>, Box<dyn Error>> {
             return Err(error.into());
         }
     };
-    if let Some(npus) = npus {
+    if let Some(npus) = npus.filter(|_| !quiet) {
         let (traffic, is_fixed) = npus.traffic();
         note(format_args!(
             "each NPU took part in {} operations of all, on {} together, for which it sends {} at \

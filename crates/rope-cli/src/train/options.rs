@@ -43,6 +43,10 @@ pub(crate) struct TrainArgs {
     #[arg(long)]
     pub(crate) resume: bool,
 
+    /// Print no progress; warnings and errors remain
+    #[arg(long)]
+    pub(crate) quiet: bool,
+
     /// Print one JSON object, and nothing else, on standard output
     #[arg(long)]
     pub(crate) json: bool,

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use burn_store::{ModuleSnapshot, SafetensorsStore};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::checkpoint;
 use super::error::{Result, TrainError};
@@ -48,7 +48,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<()> {
 
     compute.start_counting()?;
     let steps = args.run.steps;
-    let progress = Progress::new(steps, trainer.steps());
+    let progress = Progress::new(steps, trainer.steps(), args.quiet);
     while trainer.steps() < steps {
         trainer.step()?;
         let done = trainer.steps();
@@ -144,16 +144,20 @@ fn look_before_starting_anew(out: &Path) -> Result<()> {
 }
 
 /// A bar on a terminal, elsewhere a line after every twentieth of the steps; always on standard
-/// error.
+/// error. Nothing if quiet.
 struct Progress {
     bar: ProgressBar,
     line_every: usize,
+    quiet: bool,
 }
 
 impl Progress {
-    fn new(steps: usize, done: usize) -> Self {
+    fn new(steps: usize, done: usize, quiet: bool) -> Self {
         let bar = ProgressBar::new(steps as u64).with_position(done as u64);
-        let template = "{bar:24} {pos}/{len} {msg} {eta} left";
+        if quiet {
+            bar.set_draw_target(ProgressDrawTarget::hidden());
+        }
+        let template = "{bar:24} {pos}/{len} {eta} left  {wide_msg}";
         if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style);
         }
@@ -162,6 +166,7 @@ impl Progress {
         Self {
             bar,
             line_every: steps.div_ceil(20),
+            quiet,
         }
     }
 
@@ -175,7 +180,7 @@ impl Progress {
             trainer.tokens_per_second(),
         );
         let done = trainer.steps();
-        if self.bar.is_hidden() && done.is_multiple_of(self.line_every) {
+        if self.bar.is_hidden() && !self.quiet && done.is_multiple_of(self.line_every) {
             note(format_args!(
                 "step {done}/{} {message}",
                 trainer.config().steps
@@ -186,7 +191,7 @@ impl Progress {
     }
 
     fn finish(&self) {
-        self.bar.finish();
+        self.bar.finish_and_clear();
     }
 }
 
