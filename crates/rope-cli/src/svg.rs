@@ -3,12 +3,18 @@
 use std::error::Error;
 use std::path::Path;
 
-use plotters::chart::SeriesAnno;
 use plotters::coord::Shift;
 use plotters::coord::types::RangedCoordf64;
+use plotters::element::DashedPathElement;
 use plotters::prelude::*;
 
 use crate::files;
+
+/// Pixels of a dash and of the gap behind it.
+const DASH: i32 = 6;
+const GAP: i32 = 4;
+/// Pixels of a line in the legend.
+const SAMPLE: i32 = 18;
 
 pub(crate) const FONT: &str = "sans-serif";
 pub(crate) const BLUE: RGBColor = RGBColor(31, 119, 180);
@@ -92,7 +98,11 @@ pub(crate) fn line(
     name: Option<&str>,
 ) -> Drawn {
     let drawn = chart.draw_series(LineSeries::new(points, style))?;
-    in_legend(drawn, style, name);
+    if let Some(name) = name {
+        drawn
+            .label(name)
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + SAMPLE, y)], style));
+    }
     Ok(())
 }
 
@@ -103,16 +113,13 @@ pub(crate) fn dashed(
     style: ShapeStyle,
     name: Option<&str>,
 ) -> Drawn {
-    let drawn = chart.draw_series(DashedLineSeries::new(ends, 6, 4, style))?;
-    in_legend(drawn, style, name);
-    Ok(())
-}
-
-fn in_legend(series: &mut SeriesAnno<'_, SVGBackend<'_>>, style: ShapeStyle, name: Option<&str>) {
+    let drawn = chart.draw_series(DashedLineSeries::new(ends, DASH, GAP, style))?;
     if let Some(name) = name {
-        let sample = move |(x, y)| PathElement::new([(x, y), (x + 18, y)], style);
-        series.label(name).legend(sample);
+        drawn.label(name).legend(move |(x, y)| {
+            DashedPathElement::new([(x, y), (x + SAMPLE, y)], DASH, GAP, style)
+        });
     }
+    Ok(())
 }
 
 /// Draws the legend.
@@ -128,4 +135,43 @@ pub(crate) fn legend<'a, 'b: 'a>(
         .label_font((FONT, 13))
         .draw()?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn the_legend_of_a_dashed_line_is_dashed() {
+        let file = std::env::temp_dir().join(format!("mrope-dashed-{}.svg", std::process::id()));
+        draw(&file, (300, 200), |area| {
+            let mut chart =
+                ChartBuilder::on(area).build_cartesian_2d(0.0_f64..1.0, 0.0_f64..1.0)?;
+            let (ends, style) = ([(0.0, 0.5), (1.0, 0.5)], GREY.stroke_width(1));
+            dashed(&mut chart, ends, style, Some("level"))?;
+            legend(&mut chart, SeriesLabelPosition::UpperRight)
+        })
+        .expect("draws");
+        let svg = std::fs::read_to_string(&file).expect("reads");
+        std::fs::remove_file(&file).expect("removes");
+        let mut rows = BTreeSet::new();
+        let is_grey = |line: &&str| line.starts_with("<polyline") && line.contains("#6E6E6E");
+        for line in svg.lines().filter(is_grey) {
+            let (_, points) = line.split_once("points=\"").expect("points");
+            let points = points.trim_end_matches(|c: char| !c.is_ascii_digit());
+            let points: Vec<(i32, i32)> = points
+                .split_whitespace()
+                .map(|point| {
+                    let (x, y) = point.split_once(',').expect("a point");
+                    (x.parse().expect("x"), y.parse().expect("y"))
+                })
+                .collect();
+            let (first, last) = (points[0], points[points.len() - 1]);
+            assert!(last.0 - first.0 < SAMPLE, "{line}");
+            rows.insert(first.1);
+        }
+        assert_eq!(rows.len(), 2, "the line and its sample: {svg}");
+    }
 }
