@@ -271,7 +271,7 @@ fn a_wrong_gradient_is_named() {
             &vec![0.0; gq.len()],
             "dq is zero: the gradient of q is lost",
         ),
-        ("unturned", &gq, "dq is gq: the backward turns nothing"),
+        ("unrotated", &gq, "dq is gq: the backward rotates nothing"),
         (
             "forward",
             &RIGHT.of(&gq),

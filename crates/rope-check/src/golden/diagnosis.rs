@@ -253,7 +253,7 @@ impl Mistake {
             .iter()
             .filter(|range| **range != (rotary_dim, spec.rotary_offset()));
         let change = |(rotary_dim, offset): &(usize, usize)| {
-            let what = format!("channels {offset} to {} turned", offset + rotary_dim);
+            let what = format!("channels {offset} to {} rotated", offset + rotary_dim);
             self.with_spec(what, |spec| {
                 spec.rotary_dim(*rotary_dim).rotary_offset(*offset)
             })
@@ -509,7 +509,7 @@ impl<'a> Suspect<'a> {
         }
         if self.fits(&upstream.values) {
             return Some(format!(
-                "{name} is {}: the backward turns nothing",
+                "{name} is {}: the backward rotates nothing",
                 upstream.name
             ));
         }

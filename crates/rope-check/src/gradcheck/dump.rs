@@ -147,7 +147,7 @@ fn problem(
         return format!("d{of} is zero in {lost} of {rows} heads of tokens");
     }
     if gradient == upstream {
-        return format!("d{of} is g{of}: the backward turns nothing");
+        return format!("d{of} is g{of}: the backward rotates nothing");
     }
     if is_zero(y) {
         return format!("{of}_out is zero");
