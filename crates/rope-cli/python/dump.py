@@ -1,4 +1,4 @@
-"""Saves what a rotation in PyTorch makes, forward and gradients, for mrope verify and gradcheck."""
+"""Saves one call of a rotation in PyTorch, with gradients, for mrope verify and gradcheck."""
 import json
 
 import torch
@@ -6,9 +6,9 @@ from safetensors.torch import save_file
 
 
 def dump(path, rotate, q, k, position_ids, **metadata):
-    """rotate(q, k) returns q_out, k_out, and rotate(q) returns q_out where k is None.
+    """rotate(q, k) returns q_out, k_out, and rotate(q) returns q_out if k is None.
 
-    Run it in f64, or in f32 if it makes its angles in f32. Metadata may be dicts and numbers."""
+    Run it in f64, or in f32 if it computes its angles in f32. Metadata may be dicts and numbers."""
     real, X = (torch.float64, "f64") if q.dtype == torch.float64 else (torch.float32, "f32")
     # Rounded to bf16, the inputs are the same in every type.
     inputs = [x.detach().bfloat16().to(q.dtype).requires_grad_() for x in (q, k) if x is not None]

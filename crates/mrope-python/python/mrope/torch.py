@@ -5,11 +5,11 @@
 >>> from mrope.torch import angles, rotary
 >>> spec = RotarySpec(64, axes={"contiguous": [8, 12, 12]}, theta=1e6)
 >>> position_ids = torch.arange(10).expand(3, 2, 10)     # [axes, batch, seq]
->>> turned = angles(spec, position_ids)                  # once a step, for all layers
+>>> table = angles(spec, position_ids)                   # once per step, for all layers
 >>> q, k = torch.randn(2, 10, 8, 64), torch.randn(2, 10, 2, 64)
->>> q, k = rotary(q, k, turned)                          # in each layer
+>>> q, k = rotary(q, k, table)                           # in each layer
 
-The backward is the same kernel, turned the other way: it keeps the angles and nothing else.
+The backward is the same kernel, rotating back. It keeps the angles and nothing else.
 """
 
 from __future__ import annotations
