@@ -99,6 +99,16 @@ fn golden_files_verify_on_a_served_device() {
     assert!(output.status.success(), "{found}{}", text(&output.stderr));
     says(&found, "burn/fused");
     says(&found, " 0 out of tolerance");
+    // The end of a client's program is no warning.
+    let started = Instant::now();
+    while !served.log().contains("left after") && started.elapsed() < HANG {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    std::thread::sleep(Duration::from_millis(200));
+    let log = served.log();
+    says(&log, " connected");
+    says(&log, "left after");
+    assert!(!log.contains("closing handshake"), "{log}");
 }
 
 #[test]

@@ -17,7 +17,11 @@ use burn_remote::server::{
 };
 use tokio::runtime::{Builder, Handle, Runtime, RuntimeFlavor};
 use tokio::task::JoinHandle;
-use tracing_subscriber::{EnvFilter, Layer as _, fmt::layer, layer::SubscriberExt as _, registry};
+use tracing::field::Field;
+use tracing::{Event, Metadata};
+use tracing_subscriber::filter::{FilterExt as _, LevelFilter};
+use tracing_subscriber::layer::{Context, Filter, SubscriberExt as _};
+use tracing_subscriber::{EnvFilter, Layer as _, fmt::layer, registry};
 
 use guard::Inner;
 
@@ -36,6 +40,8 @@ pub fn wait<T>(work: impl FnOnce() -> T) -> T {
 const PATIENCE: Duration = Duration::from_secs(10);
 /// A custom operation that no client sends; its handler lives as long as any session.
 const ALIVE: &str = "served.alive";
+/// The part of burn-remote's warning that names a client's departure.
+const DEPARTURE: &str = "without closing handshake";
 /// The interval at which a server checks its devices.
 const CHECKS: Duration = Duration::from_millis(500);
 
@@ -153,9 +159,31 @@ fn log() {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| quiet());
     // Colours are for terminals: in a file their codes are noise.
     let lines = layer().with_ansi(io::stdout().is_terminal());
-    let lines = registry().with(lines.with_filter(filter));
+    let lines = registry().with(lines.with_filter(filter.and(Departures)));
     // A process with an existing logger keeps it.
     let _other = tracing_subscriber::util::SubscriberInitExt::try_init(lines);
+}
+
+/// Hides burn-remote's warning about a client that left without WebSocket's closing handshake. Each
+/// program that ends leaves this way, and the guard logs it.
+struct Departures;
+
+impl<S> Filter<S> for Departures {
+    fn enabled(&self, _: &Metadata<'_>, _: &Context<'_, S>) -> bool {
+        true
+    }
+
+    fn event_enabled(&self, event: &Event<'_>, _: &Context<'_, S>) -> bool {
+        let mut is_departure = false;
+        event.record(&mut |field: &Field, value: &dyn fmt::Debug| {
+            is_departure |= field.name() == "message" && format!("{value:?}").contains(DEPARTURE);
+        });
+        !is_departure
+    }
+
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        Some(LevelFilter::TRACE)
+    }
 }
 
 /// Handles the signals from now on; the future completes at the first one.

@@ -1,11 +1,11 @@
 //! The simulated NPUs of a test process, and `mrope` as a user runs it.
 #![allow(dead_code, unused_imports, reason = "no test file uses all of it")]
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::sync::mpsc::channel;
-use std::sync::{Mutex, MutexGuard, Once};
+use std::sync::{Arc, Mutex, MutexGuard, Once};
 use std::time::Duration;
 
 pub(crate) use crate::program::{command, mrope, says, text};
@@ -88,6 +88,7 @@ pub(crate) struct Served {
     pub(crate) url: String,
     pub(crate) token_file: PathBuf,
     pub(crate) said: String,
+    log: Arc<Mutex<String>>,
 }
 
 impl Served {
@@ -107,7 +108,15 @@ impl Served {
             assert!(read > 0, "it ended: {said}");
         }
         // Its log must not fill the pipe.
-        std::thread::spawn(move || output.read_to_end(&mut Vec::new()));
+        let log = Arc::new(Mutex::new(String::new()));
+        let lines = log.clone();
+        std::thread::spawn(move || {
+            for line in output.lines().map_while(Result::ok) {
+                let mut log = lines.lock().expect("no reader panicked");
+                log.push_str(&line);
+                log.push('\n');
+            }
+        });
         let url = said
             .split_whitespace()
             .find(|word| word.starts_with("ws://"));
@@ -116,6 +125,7 @@ impl Served {
             child,
             token_file,
             said,
+            log,
         }
     }
 
@@ -126,6 +136,11 @@ impl Served {
 
     pub(crate) fn token(&self) -> String {
         std::fs::read_to_string(&self.token_file).expect("the token was written")
+    }
+
+    /// Its output since the start.
+    pub(crate) fn log(&self) -> String {
+        self.log.lock().expect("no writer panicked").clone()
     }
 
     /// Its process.
