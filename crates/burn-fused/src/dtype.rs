@@ -18,6 +18,30 @@ pub fn accumulator(x: DType) -> Result<FloatDType, OpError> {
     }
 }
 
+/// Evaluates an expression with `$e` as the element type that a dtype names.
+///
+/// # Panics
+/// For an unsupported type, which [`accumulator`](crate::accumulator) rejects: an operation of a
+/// burn backend cannot return an error.
+#[macro_export]
+macro_rules! for_dtype {
+    ($dtype:expr, $e:ident => $body:expr) => {{
+        macro_rules! with {
+            ($type:ty) => {{
+                type $e = $type;
+                $body
+            }};
+        }
+        match $dtype {
+            ::burn::tensor::DType::F32 => with!(f32),
+            ::burn::tensor::DType::F16 => with!($crate::half::f16),
+            ::burn::tensor::DType::BF16 => with!($crate::half::bf16),
+            ::burn::tensor::DType::F64 => with!(f64),
+            found => panic!("{}", $crate::OpError::UnsupportedDType { found }),
+        }
+    }};
+}
+
 /// Rounds a number to the computation type.
 pub fn rounded(number: f64, wide: FloatDType) -> f64 {
     match wide {

@@ -3,30 +3,6 @@
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Shape};
 
-/// Evaluates an expression with `$e` as the element type that a dtype names.
-///
-/// # Panics
-/// For an unsupported type, which [`accumulator`](crate::accumulator) rejects: an operation of a
-/// burn backend cannot return an error.
-#[macro_export]
-macro_rules! for_dtype {
-    ($dtype:expr, $e:ident => $body:expr) => {{
-        macro_rules! with {
-            ($type:ty) => {{
-                type $e = $type;
-                $body
-            }};
-        }
-        match $dtype {
-            ::burn::tensor::DType::F32 => with!(f32),
-            ::burn::tensor::DType::F16 => with!($crate::half::f16),
-            ::burn::tensor::DType::BF16 => with!($crate::half::bf16),
-            ::burn::tensor::DType::F64 => with!(f64),
-            found => panic!("{}", $crate::OpError::UnsupportedDType { found }),
-        }
-    }};
-}
-
 /// Creates a tensor of zeros in untouched pages.
 ///
 /// `FlexTensor::empty` allocates bytes and then copies them to memory aligned for any type, which

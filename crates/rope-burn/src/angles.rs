@@ -3,10 +3,11 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+#[cfg(any(feature = "cube", feature = "remote"))]
+use burn::backend::DispatchDevice;
 use burn::tensor::{Bool, DType, Device, Element, Int, Tensor, TensorData};
 use rope_core::{CosSinTable, LaneMap, Positions, Real, RopeError, TokenAngles};
 
-use crate::backends;
 use crate::error::{Result, RotaryError};
 
 /// cos and sin for the tokens of a step, computed once and shared by all layers.
@@ -279,7 +280,7 @@ impl Tables {
         device: &Device,
     ) -> rope_core::Result<RotaryAngles> {
         let table = self.table(positions.highest())?;
-        if !backends::in_host_memory(device)
+        if !in_host_memory(device)
             && let Some(rows) = self.on_device(&table, positions, device)?
         {
             return Ok(RotaryAngles { rows, heads: 1 });
@@ -386,6 +387,17 @@ fn expect_alike<const D: usize>(cos: &Tensor<D>, sin: &Tensor<D>) -> Result<()> 
         return refused("sin", sin.shape().num_elements(), width);
     }
     Ok(())
+}
+
+/// True if a device shares the host's memory, so that nothing must be sent to it.
+fn in_host_memory(device: &Device) -> bool {
+    match device.clone().inner().as_dispatch() {
+        #[cfg(feature = "cube")]
+        DispatchDevice::Cube(_) => false,
+        #[cfg(feature = "remote")]
+        DispatchDevice::Remote(_) => false,
+        _ => true,
+    }
 }
 
 #[cfg(all(test, feature = "flex"))]

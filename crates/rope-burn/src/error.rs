@@ -4,8 +4,6 @@ use burn::tensor::DType;
 use burn_fused::OpError;
 use rope_core::{Layout, RopeError};
 
-use crate::rotary::sizes;
-
 /// The result of this crate's functions.
 pub type Result<T, E = RotaryError> = std::result::Result<T, E>;
 
@@ -59,20 +57,4 @@ pub enum RotaryError {
         /// The backend's message.
         reason: String,
     },
-}
-
-/// States the heads and tokens that a layout implies for the shapes of q and k, and the layout for
-/// the other usual order.
-pub(crate) fn reading(layout: Layout, q: &[usize], k: Option<&[usize]>) -> String {
-    let read = |name: &str, shape: &[usize]| match sizes(layout, shape) {
-        Some([_, seq, heads, _]) => format!("{name} {shape:?} as {heads} heads of {seq} tokens"),
-        None => format!("{name} {shape:?}"),
-    };
-    let k = k.map_or_else(String::new, |k| format!(", {}", read("k", k)));
-    let other = match layout {
-        Layout::Bnsd | Layout::Sbnd => "; for [batch, seq, heads, head_dim] use Layout::Bsnd",
-        Layout::Bsnd => "; for [batch, heads, seq, head_dim] use Layout::Bnsd",
-        Layout::Tnd => "",
-    };
-    format!("layout {layout:?} reads {}{k}{other}", read("q", q))
 }

@@ -30,7 +30,6 @@
 )]
 
 mod angles;
-mod backends;
 mod error;
 mod heads;
 mod norm_rotary;

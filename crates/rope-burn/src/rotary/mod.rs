@@ -12,5 +12,4 @@ mod op;
 pub(crate) mod wire;
 
 pub use module::{Rotary, RotaryConfig};
-pub(crate) use op::sizes;
 pub use op::{RotaryOp, RotaryOps};

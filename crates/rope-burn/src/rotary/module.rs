@@ -13,9 +13,9 @@ use rope_core::{
 };
 
 use super::composed;
+use super::op::reaches;
 use super::{RotaryOp, RotaryOps};
 use crate::angles::{RotaryAngles, Tables};
-use crate::backends;
 use crate::error::{Result, RotaryError};
 use crate::heads::HeadsAsTokens;
 
@@ -411,7 +411,7 @@ impl Rotary {
 
     /// True if the backend receives one operation instead of ordinary ones.
     pub(crate) fn fuses(&self, x: &DispatchTensor) -> bool {
-        self.implementation == Implementation::Fused && backends::reaches(&x.device())
+        self.implementation == Implementation::Fused && reaches(&x.device())
     }
 }
 

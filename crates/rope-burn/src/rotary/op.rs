@@ -6,7 +6,7 @@ use burn_fused::{accumulator, expect, expect_device};
 use rope_core::{Direction, Geometry, HeadsLayout, Layout, RopeError};
 
 use super::composed;
-use crate::error::{Result, RotaryError, reading};
+use crate::error::{Result, RotaryError};
 
 /// One rotation: the pairing of channels, the order of dimensions, and the direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,7 +141,7 @@ impl RotaryOp {
 }
 
 /// Returns the batch, tokens, heads and channels that a layout implies for a shape of its rank.
-pub(crate) fn sizes(layout: Layout, dims: &[usize]) -> Option<[usize; 4]> {
+fn sizes(layout: Layout, dims: &[usize]) -> Option<[usize; 4]> {
     match (layout, dims) {
         (Layout::Bsnd, &[batch, seq, heads, head_dim])
         | (Layout::Bnsd, &[batch, heads, seq, head_dim])
@@ -150,6 +150,29 @@ pub(crate) fn sizes(layout: Layout, dims: &[usize]) -> Option<[usize; 4]> {
         _ => None,
     }
 }
+
+/// States the heads and tokens that a layout implies for the shapes of q and k, and the layout for
+/// the other usual order.
+fn reading(layout: Layout, q: &[usize], k: Option<&[usize]>) -> String {
+    let read = |name: &str, shape: &[usize]| match sizes(layout, shape) {
+        Some([_, seq, heads, _]) => format!("{name} {shape:?} as {heads} heads of {seq} tokens"),
+        None => format!("{name} {shape:?}"),
+    };
+    let k = k.map_or_else(String::new, |k| format!(", {}", read("k", k)));
+    let other = match layout {
+        Layout::Bnsd | Layout::Sbnd => "; for [batch, seq, heads, head_dim] use Layout::Bsnd",
+        Layout::Bsnd => "; for [batch, heads, seq, head_dim] use Layout::Bnsd",
+        Layout::Tnd => "",
+    };
+    format!("layout {layout:?} reads {}{k}{other}", read("q", q))
+}
+
+// The backends of the traits below and of `NormRotaryOps`.
+burn_fused::reaches!(
+    Flex: cfg(feature = "flex"),
+    Cube: cfg(feature = "cube"),
+    Remote: cfg(feature = "remote"),
+);
 
 /// Rotation of q and k, as a backend implements it.
 ///

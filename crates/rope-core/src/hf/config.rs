@@ -1,14 +1,17 @@
 //! Converts a `config.json` to a specification: the entry points, the head width, the rotated part,
 //! and the axes.
 
+use serde_json::Value;
+
 use super::Component;
+use super::defaults::complete;
 use super::error::{ConfigError, Stated};
 use super::family::{Axes, FULL, Family, Share};
 use super::fields::{Fields, HEADS, TEXT, VISION, WHOLE, nested};
 use super::find::{
     check_condition, check_position_embedding, find_family, model_type, without_row,
 };
-use super::json::{parse, parse_config};
+use super::json::parse;
 use super::layers::{LayerSpecs, layers};
 use super::parameters::{RopeContext, RopeParameters};
 use super::rotations::{ALL, KEEP_INSIDE, Rotation, agree_with_outer, rotations};
@@ -181,6 +184,31 @@ impl LayerSpecs {
         let layers = layers(family, config, &specs)?;
         Ok(Self::new(specs, layers))
     }
+}
+
+/// Parses the text of a `config.json`.
+///
+/// It is read as transformers reads it. Python's `Infinity`, `-Infinity` and `NaN`, which are not
+/// JSON, become the objects that transformers 5 writes for them (`{"__float__": "Infinity"}`).
+/// Nested configurations are completed by the defaults of their classes.
+///
+/// # Errors
+/// [`ConfigError::Json`] if the text is neither JSON nor Python's extension of it.
+///
+/// # Examples
+/// ```
+/// let config = rope_core::hf::parse_config(
+///     r#"{"model_type": "llava", "text_config": {"model_type": "llama"}, "limit": Infinity}"#,
+/// )?;
+/// assert_eq!(config["text_config"]["hidden_size"], 4096);
+/// # Ok::<(), rope_core::hf::ConfigError>(())
+/// ```
+pub fn parse_config(text: &str) -> Result<Value, ConfigError> {
+    let mut config = parse(text)?;
+    if let Value::Object(config) = &mut config {
+        complete(config);
+    }
+    Ok(config)
 }
 
 /// Channels of the heads of full layers, if they differ from those of other layers: one number for

@@ -2,7 +2,6 @@
 
 use serde_json::{Value, json};
 
-use super::defaults::complete;
 use super::error::ConfigError;
 
 /// The only key of the object with which transformers 5 writes a number that JSON cannot represent.
@@ -11,31 +10,6 @@ const FLOAT: &str = "__float__";
 /// Lists and objects nested deeper are read as null: no key in use lies there, and the parser's
 /// limit is 128.
 const DEEPEST: usize = 100;
-
-/// Parses the text of a `config.json`.
-///
-/// It is read as transformers reads it. Python's `Infinity`, `-Infinity` and `NaN`, which are not
-/// JSON, become the objects that transformers 5 writes for them (`{"__float__": "Infinity"}`).
-/// Nested configurations are completed by the defaults of their classes.
-///
-/// # Errors
-/// [`ConfigError::Json`] if the text is neither JSON nor Python's extension of it.
-///
-/// # Examples
-/// ```
-/// let config = rope_core::hf::parse_config(
-///     r#"{"model_type": "llava", "text_config": {"model_type": "llama"}, "limit": Infinity}"#,
-/// )?;
-/// assert_eq!(config["text_config"]["hidden_size"], 4096);
-/// # Ok::<(), rope_core::hf::ConfigError>(())
-/// ```
-pub fn parse_config(text: &str) -> Result<Value, ConfigError> {
-    let mut config = parse(text)?;
-    if let Value::Object(config) = &mut config {
-        complete(config);
-    }
-    Ok(config)
-}
 
 /// Parses a text as JSON.
 ///

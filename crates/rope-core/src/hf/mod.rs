@@ -14,9 +14,9 @@ mod layers;
 mod parameters;
 mod rotations;
 
+pub use config::parse_config;
 pub use error::{ConfigError, Stated};
 pub use family::model_tables;
-pub use json::parse_config;
 pub use layers::LayerSpecs;
 pub use parameters::{RopeContext, RopeParameters};
 
