@@ -1266,7 +1266,7 @@ fn positions_are_printed_and_drawn() {
         "4..22.2",
         "23.2",
         "highest position 23.2",
-        "stand at fractions",
+        "have fractional ids",
     ] {
         assert!(fractional.contains(expected), "{expected}: {fractional}");
     }
