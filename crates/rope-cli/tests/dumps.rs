@@ -291,8 +291,8 @@ fn a_wrong_gradient_is_named() {
         (
             "other",
             &other,
-            "dq is the gradient of a rotation with pairing adjacent, not half, which is not that \
-             of q_out",
+            "dq is the gradient of a rotation with pairing adjacent, not half; q_out was rotated \
+             otherwise",
         ),
     ];
     for (name, dq, says) in gradients {
