@@ -1,5 +1,5 @@
 //! Dumps of rotations with known mistakes: `mrope verify` names the mistake, `mrope gradcheck`
-//! finds what is wrong about gradients. The rotations are written out here, in plain loops.
+//! finds wrong gradients. The rotations are written out here, in plain loops.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
 //! The models against Hugging Face transformers, generation against the whole forward, packing,
-//! context parallelism, and every way in which a checkpoint, a prompt or labels can be wrong.
+//! context parallelism, and every kind of wrong checkpoint, prompt or labels.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

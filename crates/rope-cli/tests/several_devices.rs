@@ -1,5 +1,5 @@
-//! `mrope finetune` on several devices: simulated NPUs of one process and of two, and the processor
-//! as several ranks.
+//! `mrope finetune` on several devices: simulated NPUs of one process and of two, and the CPU as
+//! several ranks.
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener};

@@ -1,4 +1,4 @@
-//! Token ids, rendered texts and labels against transformers, and what is refused.
+//! Token ids, rendered texts and labels against transformers, and refused records.
 //!
 //! The expected values are in `fixtures/text`, written by `fixtures/generate/text.py`.
 
