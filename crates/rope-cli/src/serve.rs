@@ -136,8 +136,7 @@ impl ServeArgs {
         }
         if self.token_file.is_none() && !self.bind.ip().is_loopback() {
             return Err(format!(
-                "{} is open to other machines: name a --token-file, or set {TOKEN_VARIABLE}, so \
-                 that you know which token lets them in",
+                "{} is open to other machines: name a --token-file, or set {TOKEN_VARIABLE}",
                 self.bind
             )
             .into());

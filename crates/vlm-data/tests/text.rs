@@ -557,7 +557,7 @@ fn each_wrong_record_says_what_is_wrong() {
         ),
         (
             with("<video>", r#", "videos": [{"frames": ["a"], "fps": 0}]"#),
-            "expected fps to be a positive number of frames a second, found 0",
+            "expected fps to be a positive number of frames per second, found 0",
         ),
         (
             with(

@@ -24,7 +24,7 @@ pub enum VlmTrainError {
         source: VlmDataError,
     },
     /// Data that end before the last step.
-    #[error("the data end after {step} of {steps} steps; go through them more often")]
+    #[error("the data end after {step} of {steps} steps; raise the number of epochs")]
     NoData {
         /// Steps completed.
         step: usize,

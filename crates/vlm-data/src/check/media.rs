@@ -118,8 +118,8 @@ impl<R> Check<'_, R> {
         if header.is_turned() {
             notes.push((
                 "turned",
-                "EXIF turns it upright, as transformers does; qwen-vl-utils, LLaMA-Factory and \
-                 ms-swift do not. Boxes must be of the turned picture"
+                "EXIF rotates it upright, as transformers does; qwen-vl-utils, LLaMA-Factory and \
+                 ms-swift do not. Boxes must refer to the rotated picture"
                     .to_owned(),
             ));
         }
