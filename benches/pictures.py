@@ -56,7 +56,7 @@ def main():
     torch.set_num_threads(THREADS)
     environment = {**os.environ, "RAYON_NUM_THREADS": str(THREADS)}
     made = {name: cls(**CONFIG) for name, cls in PROCESSORS.items()}
-    print("| JPEG | patches of | vlm-data | torchvision | | PIL | |\n|---|---|---|---|---|---|---|")
+    print("| JPEG, pixels | patches from | vlm-data, 1/s | torchvision, 1/s | times | PIL, 1/s | times |\n|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         for width, height in SIZES:
             path = f"{folder}/{width}.jpg"
@@ -72,7 +72,7 @@ def main():
                     one[name, "file"] = median(lambda: processor(images=load_image(path), return_tensors="pt"))
                 rounds.append(one)
             times = {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
-            print(f"| {width} x {height} | pixels, a kept buffer | {1 / times['vlm-data', 'kept']:.1f} | | | | |")
+            print(f"| {width} x {height} | pixels, reused buffer | {1 / times['vlm-data', 'kept']:.1f} | | | | |")
             for start, words in [("patches", "pixels"), ("file", "the file")]:
                 own = times["vlm-data", start]
                 others = "".join(f" {1 / times[name, start]:.1f} | {times[name, start] / own:.1f} x |" for name in made)

@@ -1,7 +1,6 @@
-//! Memory of attention, of the gated delta rule, of the loss of a large vocabulary and of the update of
-//! AdamW, by a counting allocator: the forward of attention against its output, the rule against its
-//! states, the loss in blocks of the vocabulary against all logits at once, the update against its
-//! value.
+//! The memory of four operations, measured by a counting allocator: the forward of attention
+//! against its output, the gated delta rule against its states, the loss in blocks of the
+//! vocabulary against all logits at once, and the update of AdamW against its value.
 //!
 //! A file of its own, and one test that is not ignored: the allocator counts the whole process.
 

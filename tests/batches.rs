@@ -1,5 +1,5 @@
-//! Batches of training data: position ids against transformers', which has each sample alone, and
-//! losses and gradients against those of the samples one by one.
+//! Batches of training data: position ids against transformers' ids of each sample alone, losses
+//! and gradients against the samples computed one by one.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

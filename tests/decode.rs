@@ -1,7 +1,7 @@
 //! Rotating one token costs no allocation and no thread.
 //!
-//! One check in a program of its own, without the test harness: the allocator counts the whole
-//! process, other threads included, and the harness has one.
+//! One check in a separate program, without the test harness: the allocator counts the whole
+//! process, including the harness's thread.
 
 use rope_bench::cases::{Group, Selection, cases};
 use rope_bench::rotation::ROTATION;

@@ -1,5 +1,4 @@
-//! rope-burn's kernels for CubeCL, on whatever GPU wgpu finds; a machine without one runs them on
-//! Mesa's software driver.
+//! rope-burn's kernels for CubeCL on the GPU that wgpu finds, or on Mesa's software driver.
 //!
 //! Element types that the driver lacks are printed as skipped; f32 never is.
 

@@ -1,9 +1,8 @@
-//! The GPU memory that forward and backward of the rotation keep and take, by the pools of the
-//! runtime: fused, and composed to show that the measurement could fail. A refused rotation
+//! The GPU memory that forward and backward of the rotation keep and take, measured by the pools of
+//! the runtime: fused, and composed to show that the measurement could fail. A refused rotation
 //! launches nothing.
 //!
-//! In a file of their own, one after another: the runtime counts the whole process, other tests'
-//! threads included.
+//! The checks run one after another in a separate program: the runtime counts the whole process.
 
 use std::pin::pin;
 use std::sync::Mutex;

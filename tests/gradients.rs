@@ -1,5 +1,5 @@
-//! Gradients against finite differences, and through burn's autodiff: the suite of `mrope
-//! gradcheck`, as far as an unoptimised build is quick enough.
+//! Gradients against finite differences, and through burn's autodiff: the part of
+//! `mrope gradcheck` that is fast enough in an unoptimised build.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use half::bf16;

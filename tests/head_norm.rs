@@ -1,5 +1,5 @@
 //! The norm fused with the rotation, through burn: against ordinary operations and their backwards,
-//! and what the graph keeps.
+//! and the tensors that the graph keeps.
 //!
 //! One test: the allocator counts the whole process, other tests' threads included.
 

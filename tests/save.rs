@@ -1,5 +1,5 @@
-//! Saving into the folder of a sharded checkpoint: what was trained is what is read back, also over
-//! a connection and in pieces, and when that connection breaks.
+//! Saving into the folder of a sharded checkpoint: the trained weights are read back, also over a
+//! connection and in pieces, and after that connection breaks.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,6 +1,5 @@
-//! Attention and norms on a device of a server: the server's kernels compute them, so they have the
-//! bits of the same kernels in this process, and tensors that do not fit are refused before they
-//! are sent.
+//! Attention and norms on a served device: results are bit-identical to the same kernels in this
+//! process, and tensors of wrong shapes are refused before they are sent.
 
 use burn::backend::Dispatch;
 use burn::backend::flex::{Flex, FlexDevice};

@@ -1,4 +1,4 @@
-//! Checkpoints whose files hold more than the model: the index decides, and never chance.
+//! Checkpoint folders with surplus files and tensors: the index alone selects the file of a tensor.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,5 +1,5 @@
-//! The suites that share a process: each program would link all of burn. Those that count memory,
-//! the simulator's calls or a GPU's are programs of their own.
+//! The suites that share a process, since each program links all of burn. Suites that count memory,
+//! or calls of the simulator or a GPU, are separate programs.
 
 mod batches;
 mod extremes;

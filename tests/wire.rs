@@ -1,5 +1,5 @@
-//! Damaged operations, as a client that has the token could send them: whatever an operation says,
-//! a server's session refuses it by name or computes it, on Flex and on a simulated NPU.
+//! Damaged operations from a client with the token: a server's session computes each or refuses it
+//! by name, on Flex and on a simulated NPU.
 
 mod random;
 

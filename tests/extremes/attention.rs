@@ -1,4 +1,4 @@
-//! Attention where scores are large or masks hide wild numbers: every method.
+//! Every method of attention with large scores, and with extreme numbers behind masks.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_attention::{Attention, AttentionMask, Implementation, MaskRules};

@@ -1,6 +1,6 @@
-//! Attention, losses and norms of large, tiny, infinite and no numbers: on Flex, on a simulated NPU
-//! and, with the feature `wgpu`, on a GPU or Mesa's software driver, against plain computations in
-//! f64 and closed forms.
+//! Attention, losses and norms of large, tiny, infinite and NaN values, against plain computations
+//! in f64 and closed forms: on Flex, on a simulated NPU and, with the feature `wgpu`, on a GPU or
+//! Mesa's software driver.
 
 mod attention;
 mod layers;

@@ -1,5 +1,5 @@
-//! The collective library as host programs see it: sums of the vendor's types over devices of this
-//! process and of another, and what is refused.
+//! The collective library as seen by host programs: sums of the vendor's types over devices of this
+//! process and of another, and refused calls.
 #![allow(unsafe_code, reason = "the tests call the C ABI, as programs do")]
 
 mod support;

@@ -1,4 +1,4 @@
-//! The runtime as a host program sees it: seeded faults in the program, and what correct use gives.
+//! The runtime as seen by a host program: seeded faults in the program, and results of correct use.
 #![allow(unsafe_code, reason = "the tests call the C ABI, as programs do")]
 
 mod support;

@@ -1,4 +1,4 @@
-//! Number formats and vector instructions, compared with what this project did not write.
+//! Number formats and vector instructions, compared with independent implementations.
 
 mod support;
 

@@ -1,5 +1,5 @@
-//! The rotation on the simulated device against the same on the host's kernels: values, gradients
-//! of the angles, and what the device is made to do for them.
+//! The rotation on the simulated device against the host's kernels: values, gradients of the
+//! angles, and the operations of the device.
 
 use std::sync::{Mutex, MutexGuard};
 

@@ -1,4 +1,4 @@
-//! The loss and its gradients equal a plain computation in f64, in every way to compute them.
+//! The loss and its gradients equal a plain computation in f64, by every method.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_attention::{AttentionError, CrossEntropy, IGNORED, Implementation};

@@ -1,4 +1,4 @@
-//! Each wrong input is one error that says what was expected and what was found.
+//! Each wrong input is one error with the expectation and the value found.
 
 use burn::tensor::{DType, Device, Tensor};
 use burn_attention::{Attention, AttentionError, AttentionMask, MaskRules, Window};

@@ -52,8 +52,8 @@ const PURPOSES: [(&str, &str); 11] = [
     ("aclrtKernelArgs", "our kernels"),
     ("aclrtGetDeviceInfo", "our kernels (sizes of the device)"),
     ("aclrtMallocAlign32", "device memory without padding"),
-    ("aclrtCreateStream", "quicker launches and waits"),
-    ("aclnn", "that stock operator"),
+    ("aclrtCreateStream", "faster launches and waits"),
+    ("aclnn", "this stock operator"),
     ("aclCreate", "the stock operators"),
     ("aclDestroy", "the stock operators"),
 ];

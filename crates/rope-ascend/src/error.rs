@@ -134,7 +134,7 @@ pub enum AscendError {
     },
     /// This runtime has no launch function that passes a kernel's arguments correctly.
     #[error(
-        "launching {kernel} on {cores} needs {needed}, of which {library} lacks {}; install CANN \
+        "launching {kernel} on {cores} needs {needed}, but {library} lacks {}; install CANN \
          8.5 or later{}",
         lacking.join(", "),
         remedy(cores)
@@ -165,7 +165,7 @@ pub enum AscendError {
     },
     /// Device or pinned host memory ran out, even after the caches were emptied.
     #[error(
-        "out of memory in {function}: {requested_bytes} bytes asked for, {live_bytes} in use, \
+        "out of memory in {function}: {requested_bytes} bytes requested, {live_bytes} in use, \
          {cached_bytes} cached in pieces of at most {largest_cached_bytes}: {detail}"
     )]
     OutOfMemory {

@@ -1,5 +1,5 @@
-//! Memory and a stream of somebody else, made through the simulator's C interface as torch_npu
-//! makes its own: they stay as they were, and results are those of rope-core.
+//! Borrowed memory and a borrowed stream, created through the simulator's C interface as torch_npu
+//! creates its own: they stay valid, and results equal rope-core's.
 #![allow(
     unsafe_code,
     reason = "calls the C interface as another framework does"

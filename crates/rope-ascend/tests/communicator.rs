@@ -1,4 +1,4 @@
-//! Sums over simulated devices through the owned handles, and each call made to fail in turn.
+//! Sums over simulated devices through the owned handles; each call fails in turn.
 #![allow(clippy::unwrap_used, missing_docs, reason = "test code")]
 
 mod support;

@@ -1,4 +1,4 @@
-//! The launches of a diagnosis on the simulated device, whose runtime belongs to the process.
+//! The launches of a diagnosis on the simulated device. Its runtime belongs to the process.
 #![cfg(feature = "ascend-sim")]
 #![allow(clippy::unwrap_used, missing_docs, reason = "test code")]
 

@@ -1,4 +1,4 @@
-//! Each runtime call made to fail in turn, memory that runs out, and libraries that are missing.
+//! Each runtime call fails in turn, memory runs out, and libraries are missing.
 #![allow(clippy::unwrap_used, missing_docs, reason = "test code")]
 #![allow(unsafe_code, reason = "a resolver of our own")]
 

@@ -1,8 +1,8 @@
-//! Faults seeded into the kernels of `kernels/rope`: each is reported, by kind and place, or gives
-//! a result that differs in a bit.
+//! Faults seeded into the kernels of `kernels/rope`: each is reported by kind and place, or changes
+//! a bit of the result.
 //!
 //! All faults are compiled into one library. Each edit of a source asks `rope_fault(N)` whether
-//! fault N is on, which the test says by a variable of the environment; no line moves.
+//! fault N is on; the test sets it by an environment variable. No line moves.
 #![allow(
     unsafe_code,
     reason = "the test sets a variable and copies to device memory beyond 32 bits"

@@ -1,4 +1,4 @@
-//! Device memory in segments: what a training run with a new length in each step holds.
+//! Device memory in segments, held by a training run with a new length in each step.
 #![allow(clippy::unwrap_used, missing_docs, reason = "test code")]
 
 mod support;

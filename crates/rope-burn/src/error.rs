@@ -20,8 +20,8 @@ pub enum RotaryError {
     Op(#[from] OpError),
     /// Angles in a type that would lose precision, or that the kernels do not support.
     #[error(
-        "{what}: found {found:?}, expected {expected:?}: angles keep the type that is computed in; \
-         Rotary::try_angles_for makes them for a type"
+        "{what}: found {found:?}, expected {expected:?}: angles have the type of the computation; \
+         Rotary::try_angles_for computes them for a type"
     )]
     AngleDType {
         /// The angles, or the part of them.

@@ -1,5 +1,4 @@
-//! Every wrong input has its own error, which says what was expected, what was found and what to
-//! do.
+//! Every wrong input has a separate error with the expectation, the value found and the remedy.
 
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, Int, Tensor};

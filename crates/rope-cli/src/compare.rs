@@ -1,4 +1,4 @@
-//! `mrope compare`: where two recorded steps part.
+//! `mrope compare`: the first difference between two recorded steps.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -154,14 +154,14 @@ fn print(
     if let Some(first) = found.first() {
         writeln!(
             out,
-            "the first that differs: {}, by {:.1e} where rounding explains {:.1e}",
+            "first difference: {}, by {:.1e}; rounding explains {:.1e}",
             described(first),
             first.difference,
             first.allowed
         )?;
     }
     match &found.suspicion {
-        None => writeln!(out, "equal, but for rounding")?,
+        None => writeln!(out, "equal apart from rounding")?,
         Some(suspicion) => writeln!(
             out,
             "suspicion: {}\n  at {}: {}",

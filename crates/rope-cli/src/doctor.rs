@@ -81,7 +81,7 @@ fn print(out: &mut impl Write, diagnosis: &Diagnosis) -> std::io::Result<()> {
         ("Runtime", runtime.into()),
         ("Libraries", libraries.collect()),
         ("Devices", devices),
-        ("Functions that the libraries lack", symbols.collect()),
+        ("Missing functions", symbols.collect()),
         ("Launches of our kernels", launches.collect()),
         ("Rotation paths", paths.collect()),
         ("To do", remedies(diagnosis)),

@@ -138,7 +138,7 @@ struct Speed {
     prompt_tokens: usize,
     tokens: usize,
     answers: usize,
-    /// Answers that are those of the file.
+    /// Answers equal to the file's.
     equal: usize,
 }
 
@@ -260,11 +260,11 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Box<dyn Error>> {
     if index.is_some() {
         let Speed { equal, answers, .. } = speed;
         note(format_args!(
-            "{equal} of {answers} answers are those of the file"
+            "{equal} of {answers} answers equal those in the file"
         ));
     }
     note(format_args!(
-        "{} tokens in {seconds:.2} s after {} of prompts, {:.1} tokens/s",
+        "{} tokens in {seconds:.2} s after {} prompt tokens, {:.1} tokens/s",
         speed.tokens,
         speed.prompt_tokens,
         speed.tokens as f64 / seconds.max(1e-9)

@@ -44,7 +44,7 @@ pub(crate) fn note_software(device: &Device, name: &dyn Display) -> bool {
     let is_software = is_software(device);
     if is_software {
         note(format_args!(
-            "{name} is a software driver on this machine's processor: what is measured on it says \
+            "{name} is a software driver on this machine's processor: its times and bytes say \
              nothing about a GPU"
         ));
     }

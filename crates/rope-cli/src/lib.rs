@@ -163,7 +163,7 @@ Merge adapters into the weights of their base model.
 Each weight becomes W + (alpha / r) B A, summed in f32 and rounded once to its
 own type. Memory holds one layer at a time. The folder's other files, its shard
 index and the order of tensors are kept. The output folder gets its name once
-its logits match those of the base with the adapters.";
+its logits match the base with the adapters.";
 
 const GRADCHECK_ABOUT: &str = "\
 Check every gradient against finite differences and against the composed operation.
@@ -193,8 +193,8 @@ Examples:
   mrope train --resume                     continue a run that was stopped
   mrope train --json > result.json         one JSON object; progress stays on standard error
 
-The output folder receives model.safetensors, curves.svg, attention.svg (where
-the model looks) and a checkpoint. A new run in the same folder replaces them,
+The output folder receives model.safetensors, curves.svg, attention.svg (the
+model's attention) and a checkpoint. A new run in the same folder replaces them,
 the checkpoint with its first one. Checkpoints of other programs stay.";
 
 /// Runs the command that the process's arguments name.

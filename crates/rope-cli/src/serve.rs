@@ -136,8 +136,7 @@ impl ServeArgs {
         }
         if self.token_file.is_none() && !self.bind.ip().is_loopback() {
             return Err(format!(
-                "{} is open to other machines: name a --token-file, or set {TOKEN_VARIABLE}, so \
-                 that you know which token lets them in",
+                "{} is open to other machines: name a --token-file, or set {TOKEN_VARIABLE}",
                 self.bind
             )
             .into());
@@ -150,7 +149,7 @@ impl ServeArgs {
     }
 }
 
-/// The token in a file, which is made if it is missing.
+/// The token in a file. A missing file is created with a new token.
 fn token_in(path: &Path) -> Result<Token, Box<dyn Error>> {
     let cannot_write = |error| format!("cannot write the token file {}: {error}", path.display());
     let mut options = OpenOptions::new();
@@ -184,7 +183,7 @@ fn expect_long(token: &Token, source: &str) -> Result<(), String> {
     if found < SHORTEST_TOKEN {
         return Err(format!(
             "{source} holds a token of {found} characters, expected at least {SHORTEST_TOKEN}; \
-             name a --token-file that does not exist yet, and it is made with a new one"
+             name a --token-file that does not exist yet, to create a new token"
         ));
     }
     Ok(())

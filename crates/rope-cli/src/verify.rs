@@ -455,7 +455,7 @@ fn print_table(out: &mut impl Write, outcome: &Outcome, verbose: bool) -> io::Re
     writeln!(out, "\n{file}")?;
     print_diagnoses(out, rows)?;
     let headings = ["", "tensor", "dtype", "engine"];
-    let mut table = Table::new(&headings, &["max abs", "tolerance", "of it"]);
+    let mut table = Table::new(&headings, &["max abs", "tolerance", "ratio"]);
     let mut ratios: Vec<f64> = rows
         .iter()
         .filter(|row| row.pass)
@@ -477,7 +477,7 @@ fn print_table(out: &mut impl Write, outcome: &Outcome, verbose: bool) -> io::Re
         let rows = counted(hidden, "more row");
         writeln!(
             out,
-            "  ok  {rows} with smaller shares of their tolerance; --verbose lists them"
+            "  ok  {rows} with a smaller ratio to the tolerance; --verbose lists them"
         )?;
     }
     for row in &outcome.refused {

@@ -116,7 +116,7 @@ fn recorded_steps_are_compared() {
         record("tuned"),
         record("cut")
     ));
-    says(&equal, "equal, but for rounding");
+    says(&equal, "equal apart from rounding");
     says(&fs::read_to_string(picture).expect("a picture"), "<svg");
     let other = run(&format!(
         "compare {} {}",

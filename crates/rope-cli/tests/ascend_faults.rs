@@ -1,5 +1,5 @@
-//! A device that fails: each failure is an error that says so, nothing hangs, nothing leaks, and
-//! the process goes on.
+//! A device that fails: each failure is reported as an error, nothing hangs or leaks, and the
+//! process continues.
 
 use std::net::TcpListener;
 use std::sync::mpsc::channel;

@@ -1,5 +1,5 @@
-//! Training on the simulated NPU: as on the CPU, in less memory fused than composed, without
-//! growth, and with nothing left.
+//! Training on the simulated NPU: losses as on the CPU, less memory fused than composed, no growth,
+//! and nothing left at the end.
 
 use std::path::Path;
 

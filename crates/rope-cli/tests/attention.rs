@@ -1,5 +1,5 @@
-//! Attention, norms and the models that use them on the simulated NPU: by the vendor's operators,
-//! beyond their limits by ordinary operations, and all of it on the device.
+//! Attention, norms and models with them on the simulated NPU: by the vendor's operators within
+//! their limits, by ordinary operations beyond, and always on the device.
 
 use crate::common::{host, npus};
 use ascend_sim::control;

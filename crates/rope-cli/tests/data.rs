@@ -1,4 +1,4 @@
-//! `mrope data`: what it prints and draws of the example, and of a file with faults.
+//! `mrope data`: the report and the drawings of the example, and of a file with faults.
 
 use std::path::{Path, PathBuf};
 use std::process::Output;

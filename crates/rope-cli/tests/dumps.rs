@@ -1,5 +1,5 @@
 //! Dumps of rotations with known mistakes: `mrope verify` names the mistake, `mrope gradcheck`
-//! finds what is wrong about gradients. The rotations are written out here, in plain loops.
+//! finds wrong gradients. The rotations are written out here, in plain loops.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -291,8 +291,8 @@ fn a_wrong_gradient_is_named() {
         (
             "other",
             &other,
-            "dq is the gradient of a rotation with pairing adjacent, not half, which is not that \
-             of q_out",
+            "dq is the gradient of a rotation with pairing adjacent, not half; q_out was rotated \
+             otherwise",
         ),
     ];
     for (name, dq, says) in gradients {

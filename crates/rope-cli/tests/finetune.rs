@@ -59,7 +59,7 @@ fn a_run_leaves_an_adapter_and_another_does_not_replace_it() {
     let done = run(&out, "--val test.jsonl --samples 1");
     let told = text(&done.stderr);
     assert!(done.status.success(), "{told}");
-    assert!(told.contains("of memory at most, planned"), "{told}");
+    assert!(told.contains("peak memory of a step: "), "{told}");
     let saved = text(&done.stdout);
     assert!(saved.trim_end().ends_with("adapter"), "{saved}");
     let log = std::fs::read_to_string(out.join("log.jsonl")).expect("a log");

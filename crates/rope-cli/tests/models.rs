@@ -1,5 +1,5 @@
 //! The models against Hugging Face transformers, generation against the whole forward, packing,
-//! context parallelism, and every way in which a checkpoint, a prompt or labels can be wrong.
+//! context parallelism, and every kind of wrong checkpoint, prompt or labels.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -1266,7 +1266,7 @@ fn positions_are_printed_and_drawn() {
         "4..22.2",
         "23.2",
         "highest position 23.2",
-        "stand at fractions",
+        "have fractional ids",
     ] {
         assert!(fractional.contains(expected), "{expected}: {fractional}");
     }

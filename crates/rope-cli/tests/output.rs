@@ -1,4 +1,4 @@
-//! Where results go, and what becomes of them where they cannot.
+//! The destinations of results, and the errors if they cannot be written.
 
 use std::path::PathBuf;
 use std::process::Output;

@@ -1,4 +1,4 @@
-//! `mrope serve`: who gets in, and what a user reads.
+//! `mrope serve`: admitted and rejected clients, and the messages to a user.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};

@@ -1,5 +1,5 @@
-//! `mrope finetune` on several devices: simulated NPUs of one process and of two, and the processor
-//! as several ranks.
+//! `mrope finetune` on several devices: simulated NPUs of one process and of two, and the CPU as
+//! several ranks.
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener};
@@ -126,7 +126,7 @@ fn two_npus_of_a_process_and_two_processes_learn_what_one_learns() {
     let options = format!("{steps} --device ascend-sim:0 --device ascend-sim:1");
     let said = done(&command(&both, &options).output().expect("starts"));
     let traffic =
-        "took part in 3 operations of all, on 192 KiB together, for which it sends 192 KiB";
+        "took part in 3 collective operations on 192 KiB in all, and sent at least 192 KiB";
     assert!(said.contains(traffic), "{said}");
     assert!(said.contains("in a fixed order"), "{said}");
     let found = apart(&expected, &numbers(&both));
@@ -137,7 +137,7 @@ fn two_npus_of_a_process_and_two_processes_learn_what_one_learns() {
     let options = format!("{options} --shard-optimizer");
     let said = done(&command(&sharded, &options).output().expect("starts"));
     let traffic =
-        "took part in 12 operations of all, on 768 KiB together, for which it sends 384 KiB";
+        "took part in 12 collective operations on 768 KiB in all, and sent at least 384 KiB";
     assert!(said.contains(traffic), "{said}");
     let found = apart(&expected, &numbers(&sharded));
     assert!(found <= 1e-6, "{found:.1e}");

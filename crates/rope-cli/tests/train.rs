@@ -1,4 +1,4 @@
-//! The program as a user runs it.
+//! `mrope train` as a user runs it.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

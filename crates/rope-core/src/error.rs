@@ -275,7 +275,7 @@ pub enum RopeError {
     },
     /// Frequencies of heads that do not divide into axes and heads.
     #[error(
-        "found {found} frequencies, expected [axes, heads, lanes] with {axes} axes (those of the \
+        "found {found} frequencies, expected [axes, heads, lanes] with {axes} axes (as in the \
          positions), {heads} heads and at least one lane"
     )]
     HeadFrequencies {

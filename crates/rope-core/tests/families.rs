@@ -1,5 +1,5 @@
-//! The rows of the families beyond pairing and axes: layers that rotate, separate sizes of heads, and
-//! refusals. Expected values are those of transformers 5.24.0.
+//! The rows of the families beyond pairing and axes: layers that rotate, separate sizes of heads,
+//! and refusals. Expected values come from transformers 5.24.0.
 
 use rope_core::hf::{ConfigError, LayerSpecs, model_tables};
 use rope_core::{AxisLayout, Lane, Pairing, RopeError, RotarySpec};

@@ -1,5 +1,5 @@
-//! Parameters that configurations leave to their classes, say twice, or say wrongly: the rotation
-//! that transformers gives, or one clear error, and never another rotation.
+//! Parameters that configurations leave to their classes, state twice, or state wrongly: the
+//! rotation of transformers, or one clear error, and never another rotation.
 
 use rope_core::hf::{ConfigError, LayerSpecs};
 use rope_core::position_ids::{PositionRules, Prompt};

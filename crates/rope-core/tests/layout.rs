@@ -1,4 +1,4 @@
-//! Sizes and strides of tensors, against numbers written out by hand; and memory of others.
+//! Sizes and strides of tensors, against numbers written out by hand, and borrowed memory.
 #![allow(unsafe_code, reason = "views of raw memory")]
 
 use rope_core::{

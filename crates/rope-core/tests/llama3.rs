@@ -1,4 +1,4 @@
-//! The scaling of Llama 3.1 and of the checkpoints that took it over.
+//! The scaling of Llama 3.1 and of later checkpoints with the same rope type.
 
 use rope_core::{Frequencies, Llama3Scaling, RopeError, Scaling};
 

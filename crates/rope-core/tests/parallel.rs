@@ -1,4 +1,4 @@
-//! How work is split over threads. The module is private: it is compiled anew here, without kernels.
+//! The split of work over threads. The module is private, so it is compiled here, without kernels.
 #![cfg(feature = "rayon")]
 
 #[allow(

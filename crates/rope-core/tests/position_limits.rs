@@ -1,4 +1,4 @@
-//! Position ids beyond what a rotation takes, and grids beyond what a prompt holds: errors, not
+//! Position ids beyond the limit of a rotation, and grids beyond the limit of a prompt: errors, not
 //! overflow.
 
 use rope_core::position_ids::{

@@ -1,4 +1,4 @@
-//! Configurations of public reports and published files, made small. The right values are those of
+//! Configurations of public reports and published files, made small. Expected values come from
 //! transformers 5.24.0.
 
 use rope_core::hf::{Component, ConfigError, LayerSpecs, parse_config};

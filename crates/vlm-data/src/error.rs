@@ -165,7 +165,7 @@ pub enum VlmDataError {
     },
     /// A picture or video processor of an unsupported family.
     #[error(
-        "processor {found} is none that this crate has; it has {}", known.join(", ")
+        "processor {found} is not supported; expected one of {}", known.join(", ")
     )]
     UnknownProcessor {
         /// The name found, or the model type if there is no name.
@@ -193,7 +193,7 @@ pub enum VlmDataError {
         reason: String,
     },
     /// A panic: a bug in this crate or in a dependency.
-    #[error("line {line}: making a sample of the record panicked: {reason}; please report it")]
+    #[error("line {line}: encoding the record panicked: {reason}; please report it")]
     Panic {
         /// The line where the record begins, from 1.
         line: u64,

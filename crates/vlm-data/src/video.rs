@@ -65,8 +65,8 @@ impl<'a> VideoFile<'a> {
         }
         if count > MAX_FRAMES {
             let reason = format!(
-                "at {fps} frames a second it has more than {MAX_FRAMES} frames; cut it, or write a \
-                 lower \"fps\""
+                "at {fps} frames per second it has more than {MAX_FRAMES} frames; cut it, or write \
+                 a lower \"fps\""
             );
             return Err(undecodable(path, reason));
         }

@@ -1,4 +1,4 @@
-//! Damaged and hostile files: an error that says what is wrong, never a panic.
+//! Damaged and hostile files: an error that names the fault, never a panic.
 
 use std::path::{Path, PathBuf};
 

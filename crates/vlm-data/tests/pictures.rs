@@ -1,6 +1,6 @@
 //! Pictures against transformers: every pixel that is read and every bit of every patch.
 //!
-//! tests/fixtures/generate/pictures.py made the files and says what their hashes are.
+//! tests/fixtures/generate/pictures.py wrote the files, and describes their hashes.
 
 use std::path::{Path, PathBuf};
 

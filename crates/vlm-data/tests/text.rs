@@ -1,4 +1,4 @@
-//! Token ids, rendered texts and labels against transformers, and what is refused.
+//! Token ids, rendered texts and labels against transformers, and refused records.
 //!
 //! The expected values are in `fixtures/text`, written by `fixtures/generate/text.py`.
 
@@ -557,7 +557,7 @@ fn each_wrong_record_says_what_is_wrong() {
         ),
         (
             with("<video>", r#", "videos": [{"frames": ["a"], "fps": 0}]"#),
-            "expected fps to be a positive number of frames a second, found 0",
+            "expected fps to be a positive number of frames per second, found 0",
         ),
         (
             with(

@@ -138,7 +138,7 @@ pub enum VlmError {
     /// A device that failed during the transfer of a checkpoint.
     #[error(
         "the device failed after {moved} of the checkpoint's {total} bytes, at tensor {tensor}: \
-         {reason}; what was loaded or written is dropped, begin again"
+         {reason}; the partial result is dropped, begin again"
     )]
     Transfer {
         /// The tensor in transfer.
@@ -200,10 +200,10 @@ pub enum VlmError {
         /// Its type.
         dtype: DType,
     },
-    /// A merged model with logits that differ from those of the base with its adapters.
+    /// A merged model with logits that differ from the base with its adapters.
     #[error(
         "the merged model gives other logits than the base with its adapters, one by {difference} \
-         where {allowed} is allowed; what was written is dropped"
+         where {allowed} is allowed; the output is dropped"
     )]
     MergeDiffers {
         /// The largest difference.

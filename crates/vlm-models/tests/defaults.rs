@@ -1,5 +1,5 @@
-//! Configurations that leave out what is the default of their class, as fine-tunes of Qwen2-VL and
-//! Qwen2.5-VL were saved by transformers 4.45 to 4.49.
+//! Configurations that omit the defaults of their class, as saved by transformers 4.45 to 4.49 for
+//! fine-tunes of Qwen2-VL and Qwen2.5-VL.
 
 use serde_json::{Value, json};
 use vlm_models::{Activation, VlmConfig, VlmError};

@@ -24,7 +24,7 @@ pub enum VlmTrainError {
         source: VlmDataError,
     },
     /// Data that end before the last step.
-    #[error("the data end after {step} of {steps} steps; go through them more often")]
+    #[error("the data end after {step} of {steps} steps; raise the number of epochs")]
     NoData {
         /// Steps completed.
         step: usize,
@@ -90,7 +90,8 @@ pub enum VlmTrainError {
     /// A loss or gradient norm that is infinite or NaN.
     #[error(
         "the {quantity} is {value} in step {step}, over the samples at line {lines} ({place}); the \
-         model is still that of the step before: look at these samples, or lower the learning rate"
+         model keeps the weights of the step before: look at these samples, or lower the learning \
+         rate"
     )]
     Diverged {
         /// `loss` or `gradient norm`.
@@ -149,7 +150,7 @@ pub enum VlmTrainError {
     /// A checkpoint of a different run.
     #[error(
         "the checkpoint is of another run: {option} was {found} and is {expected} now; \
-         continue with what it was, or choose another folder"
+         restore it to continue, or choose another folder"
     )]
     OtherRun {
         /// The option that differs.
@@ -181,7 +182,7 @@ pub enum VlmTrainError {
     /// A saved adapter that differs from the trained one.
     #[error(
         "the adapter in {} gives other logits than the trained model, one by {difference}; \
-         its files are not what was saved: save it again", path.display()
+         its files differ from the saved tensors: save it again", path.display()
     )]
     OtherAdapter {
         /// Its folder.

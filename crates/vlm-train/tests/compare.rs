@@ -1,4 +1,4 @@
-//! Faults in steps of torch, seeded by tests/fixtures/generate/faults.py, and records of our own.
+//! Faults in steps of torch, seeded by tests/fixtures/generate/faults.py, and our own records.
 
 #![allow(clippy::unwrap_used, reason = "test code")]
 

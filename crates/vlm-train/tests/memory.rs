@@ -1,5 +1,4 @@
-//! The memory of training steps. The allocator counts the whole process, so they are a program of
-//! their own.
+//! The memory of training steps, in a separate program: the allocator counts the whole process.
 
 #![allow(clippy::unwrap_used, reason = "test code")]
 

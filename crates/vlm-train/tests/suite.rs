@@ -1,5 +1,5 @@
-//! Training against transformers, itself and its checkpoints. One program: each would link all of
-//! burn. Those that count memory are programs of their own.
+//! Training against transformers, itself and its checkpoints. One program, since each links all of
+//! burn; the tests that count memory are separate programs.
 
 #![allow(clippy::unwrap_used, reason = "test code")]
 

@@ -1,5 +1,5 @@
-//! docs/tables/words.md names definitions of the sources. They must be there, and the words that it
-//! lists must have no second definition. Names of functions keep the rule of `try_`.
+//! The definitions named in docs/tables/words.md exist in the sources, and its words have no second
+//! definition. Names of functions keep the rule of `try_`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -1,4 +1,4 @@
-//! The pages: their length by reader, words that they avoid, and the chart that the README shows.
+//! The pages: their length by reader, avoided words, and the README's chart.
 
 use std::fmt::Write;
 use std::fs;

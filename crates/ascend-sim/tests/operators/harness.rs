@@ -1,4 +1,4 @@
-//! Tensors on the device, both phases of a call, and what they are held to.
+//! Tensors on the device, both phases of a call, and their checks.
 
 use std::ffi::c_void;
 use std::ptr::null;

@@ -168,7 +168,7 @@ mod tests {
         let _ = writeln!(text, "\n### The operators\n");
         text += "Types that the first phases accept, by where they run, at these commits:\n";
         let _ = writeln!(text, "{REVISION}.\n");
-        text += "| operator | parameters | what it computes, and its limits | on the AI Core | ";
+        text += "| operator | parameters | result and limits | on the AI Core | ";
         text += "on the AI CPU | document |\n|---|---|---|---|---|---|\n";
         for operator in OPERATORS {
             let parameters: Vec<String> = operator

@@ -1,4 +1,4 @@
-//! Several devices, and what they hold when nobody holds a tensor.
+//! Several devices, and their memory after the last tensor is dropped.
 
 use std::sync::Once;
 

@@ -1,4 +1,4 @@
-//! Random tensors: by their statistics, and by what a seed promises.
+//! Random tensors: their statistics, and reproducibility by a seed.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};

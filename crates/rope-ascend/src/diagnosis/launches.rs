@@ -36,8 +36,7 @@ const GUARD: usize = 2048;
 /// for the norm's root.
 const TOLERANCE: f64 = 1e-5;
 
-const WRONG: &str =
-    "do not train on this device; run mrope verify on it and report what both print";
+const WRONG: &str = "do not train on this device; run mrope verify on it and report both outputs";
 
 /// The fault in the results of a launch.
 type Wrong = String;

@@ -110,7 +110,7 @@ impl<T: Element> DeviceBuffer<T> {
     pub(super) fn new(stream: Stream, len: usize) -> Result<Self> {
         let bytes = len.checked_mul(size_of::<T>()).ok_or_else(|| {
             let found = format!("{len} of {} bytes each", size_of::<T>());
-            let expected = "what the address space holds";
+            let expected = "within the address space";
             AscendError::argument("allocate", "elements", expected, found)
         })?;
         let block = stream.inner.block(bytes)?;

@@ -109,7 +109,7 @@ impl StreamInner {
             return Ok(block);
         }
         let too_large = || {
-            let expected = "what the address space holds";
+            let expected = "within the address space";
             AscendError::argument("allocate", "bytes", expected, bytes)
         };
         let [segment_bytes, least_bytes] =

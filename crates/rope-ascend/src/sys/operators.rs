@@ -119,34 +119,34 @@ macro_rules! for_each_operator {
     ($then:ident $($head:tt)*) => {
         $then! {
             $($head)*;
-            /// x + alpha·other. Limits: `alpha` must be given.
+            /// x + alpha·other. Limits: `alpha` is required.
             math fn add = Add(x: In, other: In, alpha: Num, out: Out);
-            /// x + alpha·other, of a number. Limits: `alpha` must be given; integers are exact up
-            /// to 2^24.
+            /// x + alpha·other; other is a number. Limits: `alpha` is required; integers are exact
+            /// up to 2^24.
             math fn adds = Adds(x: In, other: Num, alpha: Num, out: Out);
-            /// x - alpha·other. Limits: `alpha` must be given.
+            /// x - alpha·other. Limits: `alpha` is required.
             math fn sub = Sub(x: In, other: In, alpha: Num, out: Out);
             /// x·other.
             math fn mul = Mul(x: In, other: In, out: Out);
-            /// x·other, of a number.
+            /// x·other; other is a number.
             math fn muls = Muls(x: In, other: Num, out: Out);
-            /// x / other. Limits: True division: integers need a float result.
+            /// x / other. Limits: integers need a float result.
             math fn div = Div(x: In, other: In, out: Out);
-            /// x / other, of a number. Limits: True division: integers need a float result.
+            /// x / other; other is a number. Limits: integers need a float result.
             math fn divs = Divs(x: In, other: Num, out: Out);
             /// Remainder with the sign of the divisor. Limits: i32 is exact within ±2^24.
             math fn remainder = RemainderTensorTensor(x: In, other: In, out: Out);
-            /// Remainder by a number, with its sign. Limits: i32 is exact within ±2^24.
+            /// Remainder of division by a number, with its sign. Limits: i32 is exact within ±2^24.
             math fn remainder_scalar = RemainderTensorScalar(x: In, other: Num, out: Out);
-            /// x to the power of a tensor.
+            /// x to the power of a tensor, element by element.
             math fn pow = PowTensorTensor(x: In, exponent: In, out: Out);
             /// x to the power of a number.
             math fn pow_scalar = PowTensorScalar(x: In, exponent: Num, out: Out);
-            /// -x. Limits: No bool, u8, i16.
+            /// -x. Limits: no bool, u8, i16.
             math fn neg = Neg(x: In, out: Out);
             /// Absolute value.
             math fn abs = Abs(x: In, out: Out);
-            /// Sign, or 0. Limits: 1 to 8 axes.
+            /// -1, 0 or 1 by the sign of x. Limits: 1 to 8 axes.
             math fn sign = Sign(x: In, out: Out);
             /// Square root.
             math fn sqrt = Sqrt(x: In, out: Out);
@@ -162,26 +162,25 @@ macro_rules! for_each_operator {
             math fn erf = Erf(x: In, out: Out);
             /// Hyperbolic tangent.
             math fn tanh = Tanh(x: In, out: Out);
-            /// Sine. Limits: Accurate for |x| up to 1e7.
+            /// Sine. Limits: accurate from -1e7 to 1e7.
             math fn sin = Sin(x: In, out: Out);
-            /// Cosine. Limits: Accurate for |x| up to 1e7.
+            /// Cosine. Limits: accurate from -1e7 to 1e7.
             math fn cos = Cos(x: In, out: Out);
-            /// Next integer below.
+            /// Largest integer that is at most x.
             math fn floor = Floor(x: In, out: Out);
-            /// Next integer above.
+            /// Smallest integer that is at least x.
             math fn ceil = Ceil(x: In, out: Out);
-            /// Nearest integer, halves to even.
+            /// Nearest integer, ties to even.
             math fn round = Round(x: In, out: Out);
-            /// x within bounds, of which one may be absent. Limits: 1 to 8 axes; both bounds absent
-            /// is an error.
+            /// x clamped to one or two bounds. Limits: 1 to 8 axes; at least one bound.
             math fn clamp = Clamp(x: In, low: OptNum, high: OptNum, out: Out);
             /// 1 / (1 + e^-x).
             nn fn sigmoid = Sigmoid(x: In, out: Out);
-            /// Gradient of the sigmoid from its output. Limits: Equal shapes.
+            /// Gradient of the sigmoid from its output. Limits: equal shapes.
             nn fn sigmoid_backward = SigmoidBackward(grad: In, output: In, out: Out);
-            /// Gaussian error unit; `approximate` 0 by the error function, 1 by tanh.
+            /// GELU; `approximate` is 0 for the error function, 1 for tanh.
             nn fn gelu = GeluV2(x: In, approximate: i64, out: Out);
-            /// Gradient of the Gaussian error unit; `approximate` is "none" or "tanh".
+            /// Gradient of GELU; `approximate` is "none" or "tanh".
             nn fn gelu_backward = GeluBackwardV2(grad: In, x: In, approximate: Text, out: Out);
             /// max(x, 0).
             nn fn relu = Relu(x: In, out: Out);
@@ -198,69 +197,69 @@ macro_rules! for_each_operator {
             math fn lt = LtTensor(x: In, other: In, out: Out);
             /// x ≤ other.
             math fn le = LeTensor(x: In, other: In, out: Out);
-            /// x = other, of a number.
+            /// x = other; other is a number.
             math fn eq_scalar = EqScalar(x: In, other: Num, out: Out);
-            /// x ≠ other, of a number.
+            /// x ≠ other; other is a number.
             math fn ne_scalar = NeScalar(x: In, other: Num, out: Out);
-            /// x > other, of a number.
+            /// x > other; other is a number.
             math fn gt_scalar = GtScalar(x: In, other: Num, out: Out);
-            /// x ≥ other, of a number.
+            /// x ≥ other; other is a number.
             math fn ge_scalar = GeScalar(x: In, other: Num, out: Out);
-            /// x < other, of a number.
+            /// x < other; other is a number.
             math fn lt_scalar = LtScalar(x: In, other: Num, out: Out);
-            /// x ≤ other, of a number.
+            /// x ≤ other; other is a number.
             math fn le_scalar = LeScalar(x: In, other: Num, out: Out);
-            /// Both are true.
+            /// True if both are true.
             math fn logical_and = LogicalAnd(x: In, other: In, out: Out);
-            /// One is true.
+            /// True if at least one is true.
             math fn logical_or = LogicalOr(x: In, other: In, out: Out);
-            /// Just one is true.
+            /// True if exactly one is true.
             math fn logical_xor = LogicalXor(x: In, other: In, out: Out);
-            /// x is not true.
+            /// True if x is false.
             math fn logical_not = LogicalNot(x: In, out: Out);
-            /// x where the condition holds, else other.
+            /// x where the condition is true, else other.
             math fn select_where = SWhere(condition: In, x: In, other: In, out: Out);
-            /// Writes `value` into x where the mask holds. Limits: The mask is bool and fits x;
-            /// strides of the mask are not promised.
+            /// Writes `value` into x where the mask is true. Limits: the mask is bool and
+            /// broadcasts to x; strided masks are undocumented.
             math fn masked_fill = InplaceMaskedFillScalar(x: Ref, mask: In, value: Num);
 
             /// x in another element type. Limits: bool sources must be dense; NaN gives 0 in
             /// integers.
             math fn cast = Cast(x: In, dtype: DataType, out: Out);
-            /// Writes one number everywhere.
+            /// Writes one number to every element.
             math fn fill = InplaceFillScalar(x: Ref, value: Num);
             /// Writes source into x: any strides, any type, repeated along axes of length 1.
             /// Limits: 1 to 8 axes; the two must not overlap.
             math fn copy = InplaceCopy(x: Ref, source: In);
-            /// start, start + step, … below end. Limits: The length of `out` is the caller's.
+            /// start, start + step, … below end. Limits: the caller sizes `out`.
             math fn arange = Arange(start: Num, end: Num, step: Num, out: Out);
-            /// Uniform random numbers from `low` up to `high`.
+            /// Uniform random numbers from `low` to `high`.
             math fn uniform = InplaceUniform(x: Ref, low: f64, high: f64, seed: u64, offset: u64);
             /// Normal random numbers.
             math fn normal = InplaceNormal(
                 x: Ref, mean: f32, deviation: f32, seed: i64, offset: i64
             );
-            /// 1 with a probability, else 0. Limits: `offset` in multiples of 4.
+            /// 1 with the given probability, else 0. Limits: `offset` in multiples of 4.
             math fn bernoulli = InplaceBernoulli(x: Ref, probability: Num, seed: i64, offset: i64);
 
             /// Sum over axes; no axes means all.
             math fn reduce_sum = ReduceSum(
                 x: In, dims: Ints, keep_dims: bool, dtype: DataType, out: Out
             );
-            /// Mean over axes; no axes means all. Limits: Of floats here: integers are not what
-            /// torch gives.
+            /// Mean over axes; no axes means all. Limits: used for floats only; integers differ
+            /// from torch's.
             math fn mean = Mean(x: In, dims: Ints, keep_dims: bool, dtype: DataType, out: Out);
-            /// Largest along axes; no axes means all. Limits: No axis twice.
+            /// Largest along axes; no axes means all. Limits: no axis twice.
             math fn amax = Amax(x: In, dims: Ints, keep_dims: bool, out: Out);
-            /// Smallest along axes; no axes means all. Limits: No axis twice.
+            /// Smallest along axes; no axes means all. Limits: no axis twice.
             math fn amin = Amin(x: In, dims: Ints, keep_dims: bool, out: Out);
-            /// Largest along an axis, and its index. Limits: No i32 on A2 and A3; 1 to 8 axes.
+            /// Largest along an axis, and its index. Limits: no i32 on A2 and A3; 1 to 8 axes.
             math fn max_dim = MaxDim(x: In, dim: i64, keep_dim: bool, out: Out, indices: Out);
-            /// Smallest along an axis, and its index. Limits: No i32 on A2 and A3; 1 to 8 axes.
+            /// Smallest along an axis, and its index. Limits: no i32 on A2 and A3; 1 to 8 axes.
             math fn min_dim = MinDim(x: In, dim: i64, keep_dim: bool, out: Out, indices: Out);
-            /// Index of the largest along an axis. Limits: An axis must be named.
+            /// Index of the largest along an axis. Limits: one axis.
             math fn argmax = ArgMax(x: In, dim: i64, keep_dim: bool, out: Out);
-            /// Index of the smallest along an axis. Limits: An axis must be named.
+            /// Index of the smallest along an axis. Limits: one axis.
             math fn argmin = ArgMin(x: In, dim: i64, keep_dim: bool, out: Out);
             /// Product along an axis.
             math fn prod_dim = ProdDim(x: In, dim: i64, keep_dim: bool, dtype: DataType, out: Out);
@@ -268,75 +267,76 @@ macro_rules! for_each_operator {
             math fn any = Any(x: In, dims: Ints, keep_dims: bool, out: Out);
             /// True if all along axes are true; no axes means all.
             math fn all = All(x: In, dims: Ints, keep_dims: bool, out: Out);
-            /// Running sum along an axis. Limits: `dtype` is that of `out`.
+            /// Cumulative sum along an axis. Limits: `dtype` equals the type of `out`.
             math fn cumsum = Cumsum(x: In, dim: i64, dtype: DataType, out: Out);
 
-            /// Tensors one after the other along an axis. Limits: 1 to 8 axes; `out` dense; no u16,
+            /// Concatenation of tensors along an axis. Limits: 1 to 8 axes; `out` dense; no u16,
             /// u32, u64 on A2 and A3.
             math fn cat = Cat(tensors: Ins, dim: i64, out: Out);
-            /// x repeated along each axis. Limits: At most 4 axes repeated.
+            /// x repeated along each axis. Limits: at most 4 repeated axes.
             math fn repeat = Repeat(x: In, repeats: Ints, out: Out);
             /// x in reverse order along axes. Limits: 1 to 8 axes; `out` dense.
             nn fn flip = Flip(x: In, dims: Ints, out: Out);
-            /// Along an axis, the elements that `index` names. Limits: Indices are not checked.
+            /// Elements of x at the indices in `index` along an axis. Limits: indices are not
+            /// checked.
             nn fn gather = Gather(x: In, dim: i64, index: In, out: Out);
-            /// Writes source into x at the indices along an axis that `index` names. Limits:
-            /// Indices are not checked; `source` is no smaller than `index`.
+            /// Writes source into x at the indices in `index` along an axis. Limits: indices are
+            /// not checked; `source` is no smaller than `index`.
             nn fn scatter = InplaceScatter(x: Ref, dim: i64, index: In, source: In, reduce: i64);
-            /// x with source added at the indices along an axis that `index` names. Limits:
-            /// `source` and `out` dense; `out` may be x itself.
+            /// x plus source at the indices in `index` along an axis. Limits: `source` and `out`
+            /// dense; `out` may be x itself.
             nn fn scatter_add = ScatterAdd(x: In, dim: i64, index: In, source: In, out: Out);
-            /// Along an axis, the slices that `index` names. Limits: `index` and `out` dense;
-            /// indices are not checked.
+            /// Slices of x at the indices in `index` along an axis. Limits: `index` and `out`
+            /// dense; indices are not checked.
             nn fn index_select = IndexSelect(x: In, dim: i64, index: In, out: Out);
-            /// x with alpha·source added to the slices along an axis that `index` names. Limits:
-            /// `source` dense; order of additions not fixed by default.
+            /// x plus alpha·source at the slices in `index` along an axis. Limits: `source` dense;
+            /// the order of additions is not fixed by default.
             nn fn index_add = IndexAdd(
                 x: In, dim: i64, index: In, source: In, alpha: Num, out: Out
             );
-            /// Rows of the weight. Limits: The weight has two axes.
+            /// Rows of the weight by index. Limits: the weight has two axes.
             nn fn embedding = Embedding(weight: In, indices: In, out: Out);
-            /// Gradient of the weight; `padding` is a row without one, or -1. Limits: Order of
-            /// additions not fixed by default.
+            /// Gradient of the weight; `padding` is the index of a row without gradient, or -1.
+            /// Limits: the order of additions is not fixed by default.
             nn fn embedding_backward = EmbeddingDenseBackward(
                 grad: In, indices: In, rows: u64, padding: u64, scale_by_frequency: bool, out: Out
             );
 
-            /// Product of matrices. Limits: Two axes; `out` dense; bf16 with f16 or f32 is refused.
+            /// Matrix product. Limits: two axes; `out` dense; bf16 with f16 or f32 is refused.
             nn fn mm = Mm(x: In, other: In, out: Out, cube_math: CubeMath);
-            /// Products of matrices, batch by batch. Limits: Three axes, a batch of 1 repeats;
-            /// `out` dense; bf16 with f16 or f32 is refused.
+            /// Batched matrix product. Limits: three axes, a batch of 1 is broadcast; `out` dense;
+            /// bf16 with f16 or f32 is refused.
             nn fn batch_mm = BatchMatMul(x: In, other: In, out: Out, cube_math: CubeMath);
 
             /// Softmax along an axis.
             nn fn softmax = Softmax(x: In, dim: i64, out: Out);
             /// Logarithm of the softmax along an axis.
             nn fn log_softmax = LogSoftmax(x: In, dim: i64, out: Out);
-            /// Normalisation over trailing axes.
+            /// LayerNorm over trailing axes, with its mean and rstd.
             nn fn layer_norm = LayerNorm(
                 x: In, normalized: Ints, weight: OptIn, bias: OptIn, epsilon: f64, out: Out,
                 mean: OptOut, rstd: OptOut
             );
 
-            /// One update of AdamW, of x and both moments where they lie; `updates` counts those before
-            /// it. Limits: Atlas A2, A3 and 950; x, moments and `grad` of one shape; with `amsgrad`
-            /// `largest` must be given.
+            /// One AdamW update of x and both moments in place; `updates` counts earlier updates.
+            /// Limits: Atlas A2, A3 and 950; x, moments and `grad` have one shape; `amsgrad`
+            /// requires `largest`.
             nn fn adam_w = ApplyAdamWV2(
                 x: Ref, first: Ref, second: Ref, largest: OptRef, grad: In, updates: In, rate: f32,
                 beta_1: f32, beta_2: f32, decay: f32, epsilon: f32, amsgrad: bool, maximize: bool
             );
 
-            /// Attention, and each row's largest score and sum of exponentials, 8 times. Limits:
-            /// Atlas A2; at most 256 heads of at most 768 channels, those of v no more than q's;
-            /// `atten_mask` is true where hidden.
+            /// Attention, and each row's largest score and sum of exponentials, repeated 8 times.
+            /// Limits: Atlas A2; at most 256 heads of at most 768 channels, in v at most as many as
+            /// in q; `atten_mask` is true at hidden keys.
             transformer fn flash_attention = FlashAttentionScore(
                 q: In, k: In, v: In, real_shift: OptIn, drop_mask: OptIn, padding_mask: OptIn,
                 atten_mask: OptIn, prefix: OptInts, scale: f64, keep: f64, pre_tokens: i64,
                 next_tokens: i64, heads: i64, layout: Text, inner_precise: i64, sparse_mode: i64,
                 softmax_max: Out, softmax_sum: Out, softmax_out: OptOut, out: Out
             );
-            /// The gradients of q, k and v of attention. Limits: As the forward's; order of
-            /// additions not fixed by default.
+            /// Gradients of attention's q, k and v. Limits: as the forward; the order of additions
+            /// is not fixed by default.
             transformer fn flash_attention_grad = FlashAttentionScoreGrad(
                 q: In, k: In, v: In, dy: In, pse_shift: OptIn, drop_mask: OptIn,
                 padding_mask: OptIn, atten_mask: OptIn, softmax_max: OptIn, softmax_sum: OptIn,
@@ -344,8 +344,8 @@ macro_rules! for_each_operator {
                 pre_tokens: i64, next_tokens: i64, heads: i64, layout: Text, inner_precise: i64,
                 sparse_mode: i64, dq: Out, dk: Out, dv: Out, dpse: OptOut
             );
-            /// Attention within packed sequences, given by running totals of their lengths. Limits:
-            /// As for one length; at most 2048 sequences; no row of `atten_mask` hides all.
+            /// Attention within packed sequences, given by cumulative lengths. Limits: as for one
+            /// sequence; at most 2048 sequences; each row of `atten_mask` leaves a key visible.
             transformer fn flash_attention_packed = FlashAttentionVarLenScore(
                 q: In, k: In, v: In, real_shift: OptIn, drop_mask: OptIn, padding_mask: OptIn,
                 atten_mask: OptIn, prefix: OptInts, q_ends: OptInts, k_ends: OptInts, scale: f64,
@@ -353,8 +353,8 @@ macro_rules! for_each_operator {
                 inner_precise: i64, sparse_mode: i64, softmax_max: Out, softmax_sum: Out,
                 softmax_out: OptOut, out: Out
             );
-            /// Its gradients. Limits: As the forward's, but heads of at most 512 channels; order of
-            /// additions not fixed by default.
+            /// Gradients of attention within packed sequences. Limits: as the forward, with at most
+            /// 512 channels per head; the order of additions is not fixed by default.
             transformer fn flash_attention_packed_grad = FlashAttentionUnpaddingScoreGrad(
                 q: In, k: In, v: In, dy: In, pse_shift: OptIn, drop_mask: OptIn,
                 padding_mask: OptIn, atten_mask: OptIn, softmax_max: OptIn, softmax_sum: OptIn,
@@ -376,16 +376,16 @@ macro_rules! for_each_rotary_operator {
             transformer fn rotary_position_embedding = RotaryPositionEmbedding(
                 x: In, cos: In, sin: In, mode: i64, out: Out
             );
-            /// The adjoint, and with x the gradients of cos and sin.
+            /// The adjoint; with x also the gradients of cos and sin.
             transformer fn rotary_position_embedding_grad = RotaryPositionEmbeddingGrad(
                 dy: In, cos: In, sin: In, x: OptIn, mode: i64, dx: Out, dcos: Out, dsin: Out
             );
-            /// Rotation by a table of cosines and sines and position ids.
+            /// Rotation by a table of cos and sin, indexed by position ids.
             transformer fn rope_with_sin_cos_cache = RopeWithSinCosCache(
                 positions: In, query: In, key: In, cache: In, sections: Ints, head_size: i64,
                 neox: bool, query_out: Out, key_out: Out
             );
-            /// The same; `mode` 1 for sections that take turns.
+            /// The same; `mode` 1 is for striped sections.
             transformer fn rope_with_sin_cos_cache_v2 = RopeWithSinCosCacheV2(
                 positions: In, query: In, key: In, cache: In, sections: Ints, head_size: i64,
                 neox: bool, mode: i64, query_out: Out, key_out: Out
@@ -401,11 +401,11 @@ macro_rules! for_each_fused_operator {
     ($then:ident $($head:tt)*) => {
         $then! {
             $($head)*;
-            /// x·rstd·gamma with rstd = 1/sqrt(mean(x²) + epsilon), over the trailing axes that
-            /// gamma has, and rstd. Limits: `gamma` of the type of x or f32.
+            /// x·rstd·gamma with rstd = 1/sqrt(mean(x²) + epsilon) over the trailing axes of gamma,
+            /// and rstd. Limits: `gamma` has the type of x or f32.
             nn fn rms_norm = RmsNorm(x: In, gamma: In, epsilon: f64, out: Out, rstd: Out);
-            /// The gradients of x and gamma. Limits: Two axes or more; `dgamma` in f32; `rstd`
-            /// without the axes of gamma.
+            /// Gradients of x and gamma. Limits: two axes or more; `dgamma` in f32; `rstd` without
+            /// the axes of gamma.
             nn fn rms_norm_grad = RmsNormGrad(
                 dy: In, x: In, rstd: In, gamma: In, dx: Out, dgamma: Out
             );

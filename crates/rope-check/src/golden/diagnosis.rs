@@ -541,7 +541,7 @@ impl<'a> Suspect<'a> {
         let other = mistakes.find(|other| self.is(&other.case, other.operation.transposed()));
         if let Some(other) = other {
             return Some(format!(
-                "{name} is the gradient of a rotation with {}, which is not that of {of}_out",
+                "{name} is the gradient of a rotation with {}; {of}_out was rotated otherwise",
                 other.what
             ));
         }

@@ -238,7 +238,7 @@ impl<'a> Shown<'a> {
 
     fn text(&self, html: &mut String) -> std::fmt::Result {
         html.push_str(
-            "<h2>What is trained on</h2>\n<p class=\"key\"><span class=\"t on\">trained on</span>\
+            "<h2>Trained text</h2>\n<p class=\"key\"><span class=\"t on\">trained on</span>\
              <span class=\"t\">read</span><span class=\"t mark\">marks of the template</span>\
              <span class=\"t seen\">pictures</span></p>\n<div class=\"text\">",
         );

@@ -191,9 +191,9 @@ fn print_lengths(out: &mut impl Write, report: &DataReport) -> Result<(), Box<dy
         return Ok(());
     }
     let heads = [
-        "least", "5 %", "25 %", "half", "75 %", "95 %", "99 %", "most", "mean", "all",
+        "min", "5 %", "25 %", "median", "75 %", "95 %", "99 %", "max", "mean", "sum",
     ];
-    let mut table = Table::new(&["of a sample"], &heads);
+    let mut table = Table::new(&["per sample"], &heads);
     for (name, of) in COUNTED {
         let Some(spread) = spread(report, of) else {
             continue;

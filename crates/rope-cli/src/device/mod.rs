@@ -125,14 +125,14 @@ impl Device {
 fn with_remedy(error: AscendError) -> String {
     match error {
         AscendError::Load(_) => format!(
-            "{error}. `mrope doctor` lists what is missing; --device cpu and --device ascend-sim \
-             need none of it"
+            "{error}. `mrope doctor` lists the missing parts; --device cpu and --device ascend-sim \
+             need none of them"
         ),
         other => other.to_string(),
     }
 }
 
-/// The message about what a build lacks, with the command that has it.
+/// The message about a feature that this build lacks, with the command that enables it.
 pub(crate) fn built_without(what: &str, features: &str) -> String {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     format!(

@@ -40,7 +40,7 @@ pub(super) fn draw(log: &Path, picture: &Path) -> Result<(), Box<dyn Error>> {
     };
     let charts = [
         (
-            "Loss (nats a labelled token)",
+            "Loss (nats per labelled token)",
             vec![
                 ("training", points(|line| line.loss)),
                 ("validation", points(|line| line.validation_loss)),

@@ -66,9 +66,12 @@ pub(super) fn print(
             let most = most.map_or("no step fits".to_owned(), |most| {
                 format!("micro-batches of at most {most} tokens fit (--micro-tokens)")
             });
-            writeln!(out, "into {}: {most}", bytes(room))?;
+            writeln!(out, "in {}: {most}", bytes(room))?;
         }
-        None => writeln!(out, "--memory says how many GiB the device has")?,
+        None => writeln!(
+            out,
+            "for the largest micro-batch, state the device's memory with --memory"
+        )?,
     }
     Ok(())
 }
@@ -94,12 +97,11 @@ fn table(step: &StepMemory) -> Table {
     for (name, count) in &step.moments {
         row("at one moment", name, *count);
     }
-    row("", "the most at once", step.peak());
+    row("", "peak", step.peak());
     table
 }
 
-/// Counts steps on the CPU, beside their plan. What other threads make ahead of the data is not in
-/// it.
+/// Counts steps on the CPU, beside their plan. Samples prefetched by other threads are not counted.
 pub(super) struct StepMeter {
     plan: MemoryPlan,
     counts: bool,
@@ -124,7 +126,7 @@ impl StepMeter {
         }
     }
 
-    /// The model is there.
+    /// The model is loaded.
     pub(super) fn model_is_held(&mut self) {
         if self.counts {
             self.held = ALLOCATOR.stop().retained_bytes;
@@ -150,7 +152,7 @@ impl StepMeter {
         }
     }
 
-    /// Says what was planned and counted.
+    /// Prints the planned and the counted peak.
     pub(super) fn report(&self) {
         if self.planned == 0 {
             return;
@@ -159,12 +161,10 @@ impl StepMeter {
         if self.counts {
             let counted = bytes(self.counted as f64);
             note(format_args!(
-                "a step took {counted} of memory at most, planned {planned}"
+                "peak memory of a step: {counted} counted, {planned} planned"
             ));
         } else {
-            note(format_args!(
-                "a step takes {planned} of memory, by the plan"
-            ));
+            note(format_args!("peak memory of a step: {planned} planned"));
         }
     }
 }

@@ -56,7 +56,7 @@ struct Job {
     stop: Arc<AtomicBool>,
 }
 
-/// How a device is one of several: its rank, and what sums over all.
+/// The membership of a device in a group: its rank, and the sums over all ranks.
 type Membership<'a> = (&'a Rank, Arc<dyn Collective>);
 
 /// Fine-tunes, saves and reports.
@@ -159,7 +159,7 @@ impl Job {
         let steps = self.recipe.steps;
         if is_first && !args.quiet {
             note(format_args!(
-                "{trained} parameters are trained, on {} conversations in {steps} steps",
+                "training {trained} parameters on {} conversations in {steps} steps",
                 self.index.len()
             ));
         }
@@ -264,9 +264,10 @@ fn prove_cut(
     let found = trainer.prove_cut(&samples)?;
     writeln!(
         stdout(),
-        "one step over {} conversations, packed into one, padded into one, packed into more and \
-         one by one:\nlargest relative difference of the loss {:.1e}, of the gradient's norm \
-         {:.1e}, of the gradient {:.1e}",
+        "one step over {} conversations: packed into one micro-batch, padded into one, packed into \
+         several, and one by one\n\
+         largest relative difference of the loss {:.1e}, of the gradient's norm {:.1e}, of the \
+         gradient {:.1e}",
         samples.len(),
         found.loss,
         found.gradient_norm,
@@ -294,7 +295,7 @@ fn steps_of_epochs(
     Ok(usize::try_from(args.loader_options().batches(&lengths))?)
 }
 
-/// The identity of the run: another does not continue it.
+/// The identity of the run: a checkpoint of another identity is refused.
 fn identity(
     args: &FinetuneArgs,
     index: &DataIndex,

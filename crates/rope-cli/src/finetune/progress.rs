@@ -7,7 +7,7 @@ use vlm_train::{Answer, Event, StepReport};
 
 use crate::stdio::{note, plain};
 
-/// The share of lost updates that is told.
+/// The share of lost updates above which they are reported.
 const MUCH: f64 = 0.1;
 
 /// A bar on a terminal, elsewhere a line after every twentieth of the steps; on standard error. If
@@ -41,7 +41,7 @@ impl Progress {
         }
     }
 
-    /// Shows what a run tells.
+    /// Shows an event of a run.
     pub(super) fn show(&mut self, event: Event<'_>) {
         match event {
             Event::Step(report) => self.step(report),
@@ -62,7 +62,7 @@ impl Progress {
         let right = answers.iter().filter(|answer| answer.is_right()).count();
         self.line(
             step,
-            &format!("answers {right} of {} right:", answers.len()),
+            &format!("{right} of {} answers are right:", answers.len()),
         );
         for answer in answers {
             let Answer {

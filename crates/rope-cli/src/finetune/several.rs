@@ -46,8 +46,8 @@ pub(super) fn train(job: Job) -> Result<Option<PathBuf>, Box<dyn Error>> {
     if let Some(npus) = npus.filter(|_| !quiet) {
         let (traffic, is_fixed) = npus.traffic();
         note(format_args!(
-            "each NPU took part in {} operations of all, on {} together, for which it sends {} at \
-             least; sums were {}",
+            "each NPU took part in {} collective operations on {} in all, and sent at least {}; \
+             sums were {}",
             traffic.calls,
             bytes(traffic.bytes as f64),
             bytes(traffic.least_sent_bytes as f64),
@@ -71,7 +71,7 @@ fn group(job: &Job) -> Result<RankGroup, Box<dyn Error>> {
     };
     if args.host >= args.hosts {
         let found = args.host;
-        return Err(format!("--host is below --hosts, {}; found {found}", args.hosts).into());
+        return Err(format!("--host must be below --hosts {}, found {found}", args.hosts).into());
     }
     let rendezvous = Rendezvous {
         address,

@@ -117,7 +117,7 @@ impl fmt::Display for Report {
             ("model", self.files.model.display().to_string()),
             ("checkpoint", self.files.checkpoint.display().to_string()),
             ("loss and accuracy", self.files.curves.display().to_string()),
-            ("where it looks", self.files.attention.display().to_string()),
+            ("attention", self.files.attention.display().to_string()),
         ];
         rows.push(("device", self.device.clone()));
         let usage = self.usage.as_ref().map(Usage::rows).unwrap_or_default();

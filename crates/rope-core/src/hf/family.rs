@@ -784,8 +784,7 @@ static REFUSED: &[(&str, &str)] = &[
     ),
     (
         "glm46v",
-        "its decoder is that of glm4v_text or of glm4v_moe_text, which pair differently: give the \
-         one that is meant",
+        "its decoder is glm4v_text or glm4v_moe_text, with different pairings: state one of them",
     ),
     ("jamba nemotron_h", "its attention does not rotate"),
     (

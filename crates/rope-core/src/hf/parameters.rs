@@ -205,7 +205,7 @@ fn rope_type(fields: &Fields) -> Result<&'static str, ConfigError> {
             left.clone(),
             fields.says(key, fields.get(key).cloned().unwrap_or_default()),
             "this rope type does not scale: name the one that the model was trained with, \
-             or remove what belongs to a scaling",
+             or remove the keys of a scaling",
         )),
         (stated, _) => Ok(stated.as_ref().map_or("default", |(_, meaning)| *meaning)),
     }

@@ -100,8 +100,8 @@ pub(super) fn rotations<'a>(
         }
     {
         let right = model_type(family, config, "");
-        let remedy = "its class reads parameters by layer type alone: state those of \
-                      full_attention and sliding_attention";
+        let remedy = "its class reads parameters by layer type alone: state parameters \
+                      for full_attention and sliding_attention";
         return Err(ConfigError::contradiction(rope.stated(), right, remedy).into());
     }
     if let Some(rope) = rope.as_ref().filter(|_| !per_layer) {
@@ -295,7 +295,7 @@ fn agree(
     let unstated = || config.says("rope_parameters", "(not stated)");
     let right = rotation.at.as_ref().map_or_else(unstated, Fields::stated);
     let remedy = "only the innermost rope object is read: \
-                  keep what the model was trained with there";
+                  keep the values used in training there";
     Err(ConfigError::contradiction(stated.stated(), right, remedy).into())
 }
 

@@ -40,7 +40,7 @@ pub enum Divergence {
     )]
     AudioVideoOrder,
     /// Times of a video are not rounded to ids.
-    #[error("frames of a video stand at fractions of an id, and so does what follows it")]
+    #[error("frames of a video and the tokens after it have fractional ids")]
     Fractions,
     /// After audio in video, the next id follows the last piece only.
     #[error("after audio in video, the next id follows the last piece, not the highest id")]

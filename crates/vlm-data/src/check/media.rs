@@ -118,8 +118,8 @@ impl<R> Check<'_, R> {
         if header.is_turned() {
             notes.push((
                 "turned",
-                "EXIF turns it upright, as transformers does; qwen-vl-utils, LLaMA-Factory and \
-                 ms-swift do not. Boxes must be of the turned picture"
+                "EXIF rotates it upright, as transformers does; qwen-vl-utils, LLaMA-Factory and \
+                 ms-swift do not. Boxes must refer to the rotated picture"
                     .to_owned(),
             ));
         }
@@ -144,7 +144,7 @@ impl<R> Check<'_, R> {
         if is_clipped {
             notes.push((
                 "clipped",
-                "it has 16 bits of grey, of which all above 255 become white, as in PIL".to_owned(),
+                "it has 16 bits of grey; all values above 255 become white, as in PIL".to_owned(),
             ));
         }
         if rgb.chunks_exact(3).all(|pixel| pixel == &rgb[..3]) && rgb.len() > 3 {

@@ -28,7 +28,7 @@ pub enum TextError {
     /// A data file that changed after it was first read.
     #[error(
         "{} has changed: expected {expected}, found {found}; \
-         a position in other data means nothing, so start anew or bring the file back",
+         a position is valid for the same data only: restore the file, or start again",
         path.display()
     )]
     Changed {
@@ -227,7 +227,7 @@ pub enum RecordProblem {
         detail: &'static str,
     },
     /// A video's frame rate out of range.
-    #[error("expected fps to be a positive number of frames a second, found {found}")]
+    #[error("expected fps to be a positive number of frames per second, found {found}")]
     Fps {
         /// The value.
         found: f64,
@@ -261,7 +261,7 @@ pub enum RecordProblem {
     /// A box that extends beyond its picture.
     #[error(
         "box {index} is {found:?} in a picture of {} x {} pixels; boxes are in pixels of the \
-         picture as it is read, which EXIF may turn",
+         picture as it is read, after the rotation by EXIF",
         size[0], size[1]
     )]
     BoxOutside {
@@ -302,7 +302,7 @@ pub enum RecordProblem {
     /// A template that prints a different number of pads than the conversation has pictures or
     /// videos.
     #[error(
-        "the rendered text has {found} pads {pad} for {expected} pictures or videos; \
+        "the rendered text has {found} placeholders {pad} for {expected} pictures or videos; \
          the template is of a model without them, or of another family"
     )]
     Pads {

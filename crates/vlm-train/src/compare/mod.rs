@@ -124,11 +124,11 @@ impl Fault {
             Self::AdapterMissing => "an adapter that one side does not apply",
             Self::UntiedHead => "a tied head that is untied on one side",
             Self::Weights => "other weights: one that was not loaded, or another checkpoint",
-            Self::Vision => "the vision tower, whose weights and patches are equal",
+            Self::Vision => "the vision tower: its weights and patches are equal",
             Self::Embeddings => "word embeddings, or the places of merged patches among them",
             Self::Epsilon => "the epsilon of the norm",
-            Self::Norm => "the norm, whose input and weight are equal",
-            Self::Dropout => "dropout that one side has",
+            Self::Norm => "the norm: its input and weight are equal",
+            Self::Dropout => "dropout on one side only",
             Self::AdapterScale => "the adapter: its scale, or dropout before it",
             Self::Projection => "the product with a weight that is equal",
             Self::Axes => "axes exchanged in the rotation: tokens of pictures alone differ",
@@ -136,14 +136,14 @@ impl Fault {
             Self::Mask => "the attention mask",
             Self::AttentionScale => "the scale of attention's scores",
             Self::Accumulation => "sums in 16 bits",
-            Self::FeedForward => "the feed-forward network, whose input and weights are equal",
+            Self::FeedForward => "the feed-forward network: its input and weights are equal",
             Self::Head => "the output head",
-            Self::Loss => "the loss: its labels, or what it is divided by",
+            Self::Loss => "the loss: its labels, or its divisor",
             Self::LostGradient => "a gradient that is lost: 0 on one side alone",
             Self::GradientScale => {
                 "a gradient of another size: the rule of the loss, or accumulation"
             }
-            Self::Gradient => "the backward of an operation whose forward is equal",
+            Self::Gradient => "the backward of an operation with an equal forward",
             Self::Optimizer => "the optimizer: epsilon, betas, decay, clipping or rate",
         }
     }

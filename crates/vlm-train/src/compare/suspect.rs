@@ -38,7 +38,7 @@ impl Facts<'_> {
                 let because = "tokens, kinds and pictures are equal, their ids are not";
                 suspicion(Fault::PositionIds, first, because)
             }
-            Stage::Input => suspicion(Fault::Data, first, "the inputs are not those of one batch"),
+            Stage::Input => suspicion(Fault::Data, first, "the inputs are of different batches"),
             Stage::Weight => {
                 let others = comparison.rows.iter();
                 let wrong = others.filter(|row| row.stage == Stage::Weight && row.exceeds());
@@ -121,7 +121,7 @@ impl Facts<'_> {
         };
         match rank(Stage::Forward, name) {
             (0..=3, ..) if is_narrow => narrow(),
-            (0..=3, ..) => with(Fault::Vision, "what it reads is equal"),
+            (0..=3, ..) => with(Fault::Vision, "its inputs are equal"),
             (4, ..) => with(Fault::Embeddings, "the tower's output is equal"),
             (5, _, 1) | (6, ..) if self.is_constant_by_token(name) => with(
                 Fault::Epsilon,
@@ -142,7 +142,7 @@ impl Facts<'_> {
             (7, ..) => with(Fault::Head, "the hidden states are equal"),
             _ => with(
                 Fault::Embeddings,
-                "the layer before is equal, what is added to it is not",
+                "the layer before is equal, the sum added to it differs",
             ),
         }
     }
@@ -191,14 +191,14 @@ impl Facts<'_> {
             }
         });
         if vision > 0.0 && text < 1e-3 * vision {
-            let because = "tokens of text, whose three ids are one, are equal";
+            let because = "text tokens, with one id on all axes, are equal";
             return suspicion(Fault::Axes, first, because);
         }
         if first.difference < NARROW {
             let because = "elements differ as by rounding to 16 bits";
             return suspicion(Fault::Accumulation, first, because);
         }
-        let because = "tokens of text differ too, whose three ids are one";
+        let because = "text tokens, with one id on all axes, differ too";
         suspicion(Fault::Pairing, first, because)
     }
 

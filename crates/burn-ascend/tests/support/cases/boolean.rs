@@ -1,4 +1,4 @@
-//! `BoolTensorOps`, but for what `common` has.
+//! `BoolTensorOps`, except for the methods in `common`.
 
 use burn::backend::tensor::BoolTensor;
 use burn::backend::{Backend, FloatDType, IntDType, Scalar, read_sync};

@@ -1,4 +1,4 @@
-//! `FloatTensorOps`, but for what `common` has.
+//! `FloatTensorOps`, except for the methods in `common`.
 
 use burn::backend::ops::{GridSampleOptions, GridSamplePaddingMode, InterpolateMode};
 use burn::backend::{Backend, BoolDType, DType, FloatDType, IntDType, Scalar, read_sync};

@@ -1,4 +1,4 @@
-//! `IntTensorOps`, but for what `common` has.
+//! `IntTensorOps`, except for the methods in `common`.
 
 use burn::backend::tensor::IntTensor;
 use burn::backend::{Backend, BoolDType, DType, FloatDType, IntDType, Scalar, read_sync};

@@ -143,7 +143,7 @@ impl DataReader<'_> {
         index.check(self.input.get_ref())?;
         let stream = |line, reason| TextError::Stream { line, reason };
         let Some(&place) = index.places.get(record) else {
-            let reason = format!("record {record} of {} was asked for", index.len());
+            let reason = format!("record {record} of {} was requested", index.len());
             return Err(stream(0, reason));
         };
         let sought = self.input.seek(SeekFrom::Start(place.offset));
