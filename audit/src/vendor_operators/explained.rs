@@ -147,6 +147,7 @@ pub(super) const EXPLAINED: &[Explained] = &[
     ),
     stricter(
         &[
+            "aclnnApplyAdamWV2",
             "aclnnArange",
             "aclnnGeluBackwardV2",
             "aclnnGeluV2",
