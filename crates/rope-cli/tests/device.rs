@@ -1,9 +1,9 @@
 //! `mrope doctor`, and `--device` of the other commands, as a user runs them. The simulated NPU
 //! needs the host's C++17 compiler.
 
-use std::process::Output;
-
-use crate::program::{command, mrope, says, text};
+#[cfg(feature = "ascend-sim")]
+use crate::program::{command, says};
+use crate::program::{mrope, text};
 use serde_json::Value;
 
 fn fixtures() -> String {
@@ -13,7 +13,7 @@ fn fixtures() -> String {
 
 /// The output of a command on the simulated NPU, in which nothing was violated.
 #[cfg(feature = "ascend-sim")]
-fn simulated(arguments: &[&str]) -> Output {
+fn simulated(arguments: &[&str]) -> std::process::Output {
     let output = mrope(arguments);
     let errors = text(&output.stderr);
     assert!(!errors.contains("error: "), "{errors}");
@@ -252,7 +252,8 @@ fn what_the_program_was_built_without_is_named_with_its_feature() {
         let output = mrope(command);
         let errors = text(&output.stderr);
         let expected = format!(
-            "cargo run --release --features {feature} -- {}",
+            "cargo run --release --features {feature} -- {} (to install it: cargo install --path \
+             crates/rope-cli --features {feature})",
             command.join(" ")
         );
         assert_eq!(output.status.code(), Some(1), "{errors}");

@@ -3,6 +3,7 @@
 
 #[cfg(feature = "ascend-sim")]
 mod common;
+#[cfg(feature = "ascend-sim")]
 #[path = "../../vlm-train/tests/common/ended.rs"]
 mod ended;
 #[path = "common/program.rs"]
