@@ -8,7 +8,7 @@ ROOT = Path(__file__).resolve().parents[3]
 # The categories of crates.io that the workspace uses; crates.io drops others. All of them:
 # src/boot/categories.toml of rust-lang/crates.io.
 CATEGORIES = {"api-bindings", "computer-vision", "development-tools::testing", "emulators",
-              "hardware-support", "mathematics", "science"}
+              "hardware-support", "mathematics", "multimedia::images", "science", "text-processing"}
 # Folders that a package may contain: sources of Rust, of kernels, and headers for kernels.
 FOLDERS = ("src/", "kernels/", "include/")
 LICENSES = ("LICENSE-APACHE", "LICENSE-MIT")
