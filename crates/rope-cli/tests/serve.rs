@@ -111,6 +111,24 @@ fn golden_files_verify_on_a_served_device() {
     assert!(!log.contains("closing handshake"), "{log}");
 }
 
+/// Through the inner port, clients could bypass the guard.
+#[test]
+fn the_inner_port_is_not_logged() {
+    let served = Served::start_with("cpu", "inner", [("RUST_LOG", "debug")]);
+    let client = command(&["verify", "--device", &served.remote(), "no-such-file"])
+        .env("MROPE_TOKEN", served.token())
+        .output();
+    let client = client.expect("it starts");
+    assert!(text(&client.stdout).contains("no-such-file"), "{client:?}");
+    let started = Instant::now();
+    while !served.log().contains("left after") && started.elapsed() < HANG {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let log = served.log();
+    says(&log, "left after");
+    assert!(!log.contains("Server started, listening on"), "{log}");
+}
+
 #[test]
 fn a_token_is_kept_and_must_be_kept_safe() {
     let served = Served::start("cpu", "kept");
