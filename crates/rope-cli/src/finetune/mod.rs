@@ -24,10 +24,10 @@ use vlm_data::{BatchSize, Cut, Loader, LoaderOptions, MicroBatch, SampleEncoder,
 use vlm_models::VlmConfig;
 use vlm_train::{
     Collective, Ending, Event, MemoryPlan, Questions, Rank, Recipe, RunOptions, TrainedParts,
-    Trainer,
+    Trainer, VlmTrainError,
 };
 
-use crate::device::Compute;
+use crate::device::{Compute, explained_reason};
 use crate::stdio::{note, stdout};
 
 use memory::{Metered, StepMeter};
@@ -115,7 +115,7 @@ pub(crate) fn run(args: &FinetuneArgs) -> Result<(), Box<dyn Error>> {
             let trainer = Trainer::new(model, job.recipe)?;
             return prove_cut(&trainer, &job.encoder, &job.index, args.batch);
         }
-        job.train(compute.device(), None)?
+        job.train(compute.device(), None).map_err(told)?
     };
     if let Some(saved) = saved {
         writeln!(stdout(), "{}", saved.display())?;
@@ -219,6 +219,19 @@ impl Job {
             record_step: self.args.record_step,
             stop: &self.stop,
         }
+    }
+}
+
+/// An error of a run, with the explanation of a device's failure.
+fn told(error: Box<dyn Error>) -> Box<dyn Error> {
+    match error.downcast_ref() {
+        Some(VlmTrainError::Device { step, reason }) => format!(
+            "the device failed in step {step}: {}; --resume continues from the last checkpoint, if \
+             there is one",
+            explained_reason(reason)
+        )
+        .into(),
+        _ => error,
     }
 }
 
