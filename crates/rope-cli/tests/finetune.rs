@@ -53,6 +53,17 @@ fn files(out: &Path, trained: &str) -> Vec<Vec<u8>> {
     paths.map(read).to_vec()
 }
 
+#[cfg(feature = "ascend-sim")]
+#[test]
+fn a_run_on_an_npu_ends_with_its_memory_and_where_operations_ran() {
+    let done = run(&folder("finetune-usage"), "--device ascend-sim");
+    let told = text(&done.stderr);
+    assert!(done.status.success(), "{told}");
+    for part in ["peak device memory: ", "on the host or the AI CPU: none"] {
+        assert!(told.contains(part), "{told}");
+    }
+}
+
 #[test]
 fn a_run_leaves_an_adapter_and_another_does_not_replace_it() {
     let out = folder("finetune-adapter");

@@ -115,7 +115,17 @@ pub(crate) fn run(args: &FinetuneArgs) -> Result<(), Box<dyn Error>> {
             let trainer = Trainer::new(model, job.recipe)?;
             return prove_cut(&trainer, &job.encoder, &job.index, args.batch);
         }
-        job.train(compute.device(), None).map_err(told)?
+        compute.start_counting()?;
+        let saved = job.train(compute.device(), None).map_err(told)?;
+        if saved.is_some()
+            && !args.quiet
+            && let Some(usage) = compute.usage()?
+        {
+            for (name, value) in usage.rows() {
+                note(format_args!("{name}: {value}"));
+            }
+        }
+        saved
     };
     if let Some(saved) = saved {
         writeln!(stdout(), "{}", saved.display())?;
