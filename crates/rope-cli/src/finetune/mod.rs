@@ -21,7 +21,7 @@ use signal_hook::consts::SIGINT;
 use signal_hook::flag;
 use vlm_data::text::{DataIndex, FileOptions};
 use vlm_data::{BatchSize, Cut, Loader, LoaderOptions, MicroBatch, SampleEncoder, SampleOptions};
-use vlm_models::VlmConfig;
+use vlm_models::{VlmConfig, VlmError};
 use vlm_train::{
     Collective, Ending, Event, MemoryPlan, Questions, Rank, Recipe, RunOptions, TrainedParts,
     Trainer, VlmTrainError,
@@ -232,17 +232,20 @@ impl Job {
     }
 }
 
-/// An error of a run, with the explanation of a device's failure.
+/// An error of a run; of a device that failed, as `mrope train` reports it.
 fn told(error: Box<dyn Error>) -> Box<dyn Error> {
-    match error.downcast_ref() {
-        Some(VlmTrainError::Device { step, reason }) => format!(
-            "the device failed in step {step}: {}; --resume continues from the last checkpoint, if \
-             there is one",
-            explained_reason(reason)
-        )
-        .into(),
-        _ => error,
-    }
+    let reason = match error.downcast_ref() {
+        Some(VlmTrainError::Device { reason, .. }) => reason,
+        Some(VlmTrainError::Model(VlmError::TensorUnreadable { reason, .. })) => reason,
+        _ => return error,
+    };
+    // burn's errors begin with a line that only says that there is one.
+    let cause = reason.rsplit("Caused by:").next().unwrap_or(reason).trim();
+    format!(
+        "the device failed: {}; --resume continues from the last checkpoint, if there is one",
+        explained_reason(cause)
+    )
+    .into()
 }
 
 /// Saves what was trained, and returns its folder.
