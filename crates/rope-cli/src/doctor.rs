@@ -100,11 +100,16 @@ fn print(out: &mut impl Write, diagnosis: &Diagnosis) -> std::io::Result<()> {
     writeln!(
         out,
         "\n{ready} of {all} rotation paths of an NPU can run here{}.\n\
-         The CPU needs none of them; --features ascend-sim adds a simulated NPU.",
+         The CPU needs none of them; {}.",
         if diagnosis.runtime.is_ready() {
             ""
         } else {
             ": there is no Ascend runtime"
+        },
+        if cfg!(feature = "ascend-sim") {
+            "--device ascend-sim is a simulated NPU"
+        } else {
+            "--features ascend-sim adds a simulated NPU"
         }
     )
 }

@@ -26,8 +26,8 @@ use crate::verify::counted;
 /// The checks to run, and the form of their report.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct GradcheckArgs {
-    /// Check these dumps of another program's rotation instead: files of q, q_out, gq and dq, and
-    /// of k, named as in mrope verify --format. Any rotation is accepted.
+    /// Check these dumps of another program's rotation instead, without a device: files of q, q_out,
+    /// gq and dq, and of k, named as in mrope verify --format. Any rotation is accepted.
     #[arg(value_name = "DUMP")]
     #[arg(conflicts_with_all = ["filter", "list", "device", "path", "token_file"])]
     dumps: Vec<PathBuf>,

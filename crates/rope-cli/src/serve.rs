@@ -97,19 +97,31 @@ fn serve<B: BackendIr + NormRotaryOps + ServedOps>(
     devices: Vec<B::Device>,
     failure: impl Fn(&B::Device) -> Option<AscendError>,
 ) -> Result<(), Box<dyn Error>> {
-    let (token, source) = args.token()?;
-    let listener = TcpListener::bind(args.bind)
-        .map_err(|error| format!("cannot listen on {}: {error}", args.bind))?;
+    let (token, file) = args.token()?;
+    let listener = TcpListener::bind(args.bind).map_err(|error| {
+        let hint = match error.kind() {
+            ErrorKind::AddrInUse => "; another program listens there: choose another --bind",
+            ErrorKind::AddrNotAvailable => "; --bind takes an address of this machine",
+            _ => "",
+        };
+        format!("cannot listen on {}: {error}{hint}", args.bind)
+    })?;
     let url = format!("ws://{}", listener.local_addr()?);
     let names: Vec<String> = args.device.iter().map(Device::to_string).collect();
     let ready = || {
         let mut out = stdout();
         writeln!(out, "serving  {} at {url}", names.join(", "))?;
-        writeln!(out, "token    {source}")?;
-        writeln!(
-            out,
-            "connect  mrope train --device remote:{url} --token-file FILE"
-        )?;
+        let option = match file.map(Path::display) {
+            Some(file) => {
+                writeln!(out, "token    in {file}")?;
+                format!(" --token-file {file}")
+            }
+            None => {
+                writeln!(out, "token    from {TOKEN_VARIABLE}")?;
+                String::new()
+            }
+        };
+        writeln!(out, "connect  mrope train --device remote:{url}{option}")?;
         if !args.bind.ip().is_loopback() {
             writeln!(
                 out,
@@ -126,13 +138,13 @@ fn serve<B: BackendIr + NormRotaryOps + ServedOps>(
 }
 
 impl ServeArgs {
-    /// The token, and where a user finds it.
-    fn token(&self) -> Result<(Token, String), Box<dyn Error>> {
+    /// The token, and its file, if it is not that of the variable.
+    fn token(&self) -> Result<(Token, Option<&Path>), Box<dyn Error>> {
         if self.token_file.is_none()
             && let Some(token) = token_of_variable()?
         {
             expect_long(&token, TOKEN_VARIABLE)?;
-            return Ok((token, format!("from {TOKEN_VARIABLE}")));
+            return Ok((token, None));
         }
         if self.token_file.is_none() && !self.bind.ip().is_loopback() {
             return Err(format!(
@@ -145,7 +157,7 @@ impl ServeArgs {
             .token_file
             .as_deref()
             .unwrap_or(Path::new(DEFAULT_TOKEN_FILE));
-        Ok((token_in(path)?, format!("in {}", path.display())))
+        Ok((token_in(path)?, Some(path)))
     }
 }
 

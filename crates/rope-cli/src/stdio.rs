@@ -3,6 +3,8 @@
 use std::borrow::Cow;
 use std::fmt::Display;
 use std::io::{self, StdoutLock, Write, stderr};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::Duration;
 
 /// Standard output, whose errors say that they are its own.
 pub(crate) fn stdout() -> Stdout {
@@ -35,6 +37,20 @@ fn named(error: io::Error) -> io::Error {
 /// `eprintln!` would by its panic.
 pub(crate) fn note(line: impl Display) {
     let _unwritten = writeln!(stderr(), "{line}");
+}
+
+/// How long a wait goes on without a word.
+const SILENCE: Duration = Duration::from_secs(1);
+
+/// Writes a line on standard error if the returned value lives for a second.
+pub(crate) fn note_if_slow(line: String) -> Sender<()> {
+    let (done, waiting) = channel();
+    std::thread::spawn(move || {
+        if waiting.recv_timeout(SILENCE) == Err(RecvTimeoutError::Timeout) {
+            note(line);
+        }
+    });
+    done
 }
 
 /// Most characters of a message; a file can put any number into one.

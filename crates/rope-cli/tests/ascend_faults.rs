@@ -243,6 +243,30 @@ fn a_run_on_a_killed_server_ends_and_says_why() {
 }
 
 #[test]
+fn fine_tuning_on_a_killed_server_ends_and_says_why() {
+    let mut served = Served::start("cpu", "killed-fine-tuning");
+    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/shapes");
+    let out = fresh("finetune-killed").display().to_string();
+    let (remote, token_file) = (served.remote(), served.token_file.display().to_string());
+    let run = std::thread::spawn(move || {
+        let (model, data) = (format!("{example}/model"), format!("{example}/train.jsonl"));
+        let run = ["finetune", &model, "--random-weights", "--data", &data];
+        let steps = ["--steps", "100000", "--checkpoint-every", "100000"];
+        let place = ["--device", &remote, "--token-file", &token_file];
+        mrope(&[&run[..], &steps, &place, &["--out", &out]].concat())
+    });
+    // Long enough for the first steps, at any time of which it may die.
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    served.kill();
+    let output = within(HANG, move || run.join().expect("it ran"));
+    let errors = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{errors}");
+    let last = errors.lines().last().unwrap_or_default();
+    says(&last, "the connection to the device's server is lost");
+    says(&last, "--resume continues from the last checkpoint");
+}
+
+#[test]
 fn a_verification_on_a_killed_server_has_a_row_that_says_so() {
     let mut served = Served::start("cpu", "killed-verification");
     let (remote, token_file) = (served.remote(), served.token_file.display().to_string());

@@ -53,6 +53,17 @@ fn files(out: &Path, trained: &str) -> Vec<Vec<u8>> {
     paths.map(read).to_vec()
 }
 
+#[cfg(feature = "ascend-sim")]
+#[test]
+fn a_run_on_an_npu_ends_with_its_memory_and_where_operations_ran() {
+    let done = run(&folder("finetune-usage"), "--device ascend-sim");
+    let told = text(&done.stderr);
+    assert!(done.status.success(), "{told}");
+    for part in ["peak device memory: ", "on the host or the AI CPU: none"] {
+        assert!(told.contains(part), "{told}");
+    }
+}
+
 #[test]
 fn a_run_leaves_an_adapter_and_another_does_not_replace_it() {
     let out = folder("finetune-adapter");
@@ -79,12 +90,10 @@ fn a_run_leaves_an_adapter_and_another_does_not_replace_it() {
     let curves = std::fs::read_to_string(out.join("curves.svg")).expect("curves");
     assert!(curves.contains("validation") && curves.trim_end().ends_with("</svg>"));
 
-    let again = run(&out, "--val test.jsonl");
-    assert!(
-        text(&again.stderr).contains("is of an earlier run"),
-        "{}",
-        text(&again.stderr)
-    );
+    let again = text(&run(&out, "--val test.jsonl").stderr);
+    for part in ["is of an earlier run", "--resume"] {
+        assert!(again.contains(part), "{again}");
+    }
     let other = run(&out, "--resume --dropout 0.1");
     assert!(
         text(&other.stderr).contains("dropout was 0.0 and is 0.1 now"),

@@ -25,12 +25,14 @@ fn only_who_has_the_token_gets_in() {
     let (url, remote) = (served.url.clone(), served.remote());
     assert!(url.starts_with("ws://127.0.0.1:"), "{url}");
     let token = served.token();
+    let named = format!("--token-file {}\n", served.token_file.display());
+    says(&served.said, named);
     assert!(
         token.trim().len() >= 32 && !served.said.contains(token.trim()),
         "{}",
         served.said
     );
-    for part in ["cpu at ws://", "--token-file", &remote, "Ctrl+C"] {
+    for part in ["cpu at ws://", &remote, "Ctrl+C"] {
         assert!(
             served.said.contains(part),
             "{part} is not in {}",
@@ -57,9 +59,10 @@ fn only_who_has_the_token_gets_in() {
         .env("MROPE_TOKEN", "guess")
         .output()
         .expect("it starts");
-    assert!(
-        text(&wrong.stderr).contains("rejected the credential"),
-        "{wrong:?}"
+    says(&text(&wrong.stderr), "rejected the credential");
+    says(
+        &text(&wrong.stderr),
+        "MROPE_TOKEN is not the server's token",
     );
     let right = command(&verify)
         .env("MROPE_TOKEN", token)
@@ -111,6 +114,24 @@ fn golden_files_verify_on_a_served_device() {
     assert!(!log.contains("closing handshake"), "{log}");
 }
 
+/// Through the inner port, clients could bypass the guard.
+#[test]
+fn the_inner_port_is_not_logged() {
+    let served = Served::start_with("cpu", "inner", [("RUST_LOG", "debug")]);
+    let client = command(&["verify", "--device", &served.remote(), "no-such-file"])
+        .env("MROPE_TOKEN", served.token())
+        .output();
+    let client = client.expect("it starts");
+    assert!(text(&client.stdout).contains("no-such-file"), "{client:?}");
+    let started = Instant::now();
+    while !served.log().contains("left after") && started.elapsed() < HANG {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let log = served.log();
+    says(&log, "left after");
+    assert!(!log.contains("Server started, listening on"), "{log}");
+}
+
 #[test]
 fn a_token_is_kept_and_must_be_kept_safe() {
     let served = Served::start("cpu", "kept");
@@ -133,7 +154,8 @@ fn a_token_is_kept_and_must_be_kept_safe() {
             ])
         }
     });
-    assert!(again.contains("cannot listen on 127.0.0.1:"), "{again}");
+    says(&again, "cannot listen on 127.0.0.1:");
+    says(&again, "choose another --bind");
     assert_eq!(std::fs::read_to_string(&path).expect("it is there"), token);
     #[cfg(unix)]
     {

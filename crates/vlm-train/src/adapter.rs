@@ -59,7 +59,7 @@ impl Trainer {
         let logits = model.last_logits(&batch)?.try_into_data();
         let logits = logits.map_err(|error| VlmTrainError::Device {
             step: self.steps,
-            reason: error.to_string(),
+            reason: error.reason().to_owned(),
         })?;
         Ok(logits.iter::<f64>().collect())
     }

@@ -249,7 +249,7 @@ impl Trainer {
                     let data = piece.try_into_data();
                     let data = data.map_err(|error| VlmTrainError::Device {
                         step,
-                        reason: error.to_string(),
+                        reason: error.reason().to_owned(),
                     })?;
                     checksum.add(data.bytes());
                     sink.write(data.bytes())?;

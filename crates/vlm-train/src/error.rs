@@ -43,7 +43,7 @@ pub enum VlmTrainError {
     },
     /// The failure of a rank in this or another process.
     #[error(
-        "rank {rank} stopped the run: {cause}; the last checkpoint is complete, continue from it"
+        "rank {rank} stopped the run: {cause}; continue from the last checkpoint, if there is one"
     )]
     Rank {
         /// The rank, from 0.
@@ -106,7 +106,10 @@ pub enum VlmTrainError {
         place: String,
     },
     /// A gradient that could not be read from the device.
-    #[error("the device failed in step {step}: {reason}; continue from the last checkpoint")]
+    #[error(
+        "the device failed in step {step}: {reason}; continue from the last checkpoint, if there \
+         is one"
+    )]
     Device {
         /// The step, from 1.
         step: usize,
@@ -135,14 +138,20 @@ pub enum VlmTrainError {
     },
     /// A folder with an earlier run, which the new run would replace.
     #[error(
-        "{} is of an earlier run; continue it, or choose another folder", path.display()
+        "{} is of an earlier run; continue it (`mrope finetune --resume`), or choose another \
+         folder",
+        path.display()
     )]
     Taken {
         /// The file.
         path: PathBuf,
     },
     /// A folder without a checkpoint.
-    #[error("{} has no complete checkpoint to continue from", folder.display())]
+    #[error(
+        "{} has no complete checkpoint to continue from; start a new run there (`mrope finetune` \
+         without --resume)",
+        folder.display()
+    )]
     NoCheckpoint {
         /// The folder.
         folder: PathBuf,

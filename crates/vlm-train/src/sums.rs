@@ -73,7 +73,7 @@ impl GradientSums {
             return Ok(0.0);
         }
         let squares = Tensor::cat(squares, 0).try_into_data();
-        let squares = squares.map_err(|error| error.to_string())?;
+        let squares = squares.map_err(|error| error.reason().to_owned())?;
         Ok(squares.iter::<f64>().sum())
     }
 

@@ -18,7 +18,7 @@ use burn_remote::server::{
 use tokio::runtime::{Builder, Handle, Runtime, RuntimeFlavor};
 use tokio::task::JoinHandle;
 use tracing::field::Field;
-use tracing::{Event, Metadata};
+use tracing::{Event, Level, Metadata};
 use tracing_subscriber::filter::{FilterExt as _, LevelFilter};
 use tracing_subscriber::layer::{Context, Filter, SubscriberExt as _};
 use tracing_subscriber::{EnvFilter, Layer as _, fmt::layer, registry};
@@ -42,6 +42,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const ALIVE: &str = "served.alive";
 /// The part of burn-remote's warning that names a client's departure.
 const DEPARTURE: &str = "without closing handshake";
+/// The crate that logs the address of the inner port.
+const INNER: &str = "burn_communication";
 /// The interval at which a server checks its devices.
 const CHECKS: Duration = Duration::from_millis(500);
 
@@ -155,22 +157,23 @@ pub fn serve<B: BackendIr, E: Error + Send + Sync + 'static>(
 /// Logs like burn-remote's own server, by `RUST_LOG`, except the address of the inner port, through
 /// which clients could bypass the guard.
 fn log() {
-    let quiet = || EnvFilter::new("info,wgpu=warn,burn_communication=warn");
+    let quiet = || EnvFilter::new("info,wgpu=warn");
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| quiet());
     // Colours are for terminals: in a file their codes are noise.
     let lines = layer().with_ansi(io::stdout().is_terminal());
-    let lines = registry().with(lines.with_filter(filter.and(Departures)));
+    let lines = registry().with(lines.with_filter(filter.and(Hidden)));
     // A process with an existing logger keeps it.
     let _other = tracing_subscriber::util::SubscriberInitExt::try_init(lines);
 }
 
-/// Hides burn-remote's warning about a client that left without WebSocket's closing handshake. Each
-/// program that ends leaves this way, and the guard logs it.
-struct Departures;
+/// Hides the address of the inner port, whatever `RUST_LOG` says, and burn-remote's warning about a
+/// client that left without WebSocket's closing handshake. Each program that ends leaves this way,
+/// and the guard logs it.
+struct Hidden;
 
-impl<S> Filter<S> for Departures {
-    fn enabled(&self, _: &Metadata<'_>, _: &Context<'_, S>) -> bool {
-        true
+impl<S> Filter<S> for Hidden {
+    fn enabled(&self, metadata: &Metadata<'_>, _: &Context<'_, S>) -> bool {
+        *metadata.level() <= Level::WARN || !metadata.target().starts_with(INNER)
     }
 
     fn event_enabled(&self, event: &Event<'_>, _: &Context<'_, S>) -> bool {

@@ -328,7 +328,11 @@ impl Usage {
 
 /// A device's failure, as a user needs it.
 pub(crate) fn explained(error: &ExecutionError) -> String {
-    let reason = error.reason();
+    explained_reason(error.reason())
+}
+
+/// As [`explained`], of an error's reason.
+pub(crate) fn explained_reason(reason: &str) -> String {
     // The words of burn-remote where the connection closed before the answer came.
     if reason.contains("RecvError") || reason.contains("channel closed") {
         return format!(
@@ -351,7 +355,7 @@ enum Rotating {
 #[derive(Args, Clone, Debug)]
 pub(crate) struct DeviceArgs {
     /// Device: cpu, gpu (the first GPU), gpu:N, ascend (the first NPU), ascend:N, ascend-sim (a
-    /// simulated NPU), or remote:ws://HOST:PORT (a device of `mrope serve`).
+    /// simulated NPU), or, in verify, remote:ws://HOST:PORT (a device of `mrope serve`).
     #[arg(long, default_value = "cpu")]
     device: Device,
     /// Rotation path of an NPU: this project's kernels (the default), matrix (on the cube cores, f16

@@ -6,8 +6,6 @@ use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Read as _};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::time::Duration;
 
 use burn::tensor::distributed::{ReduceOperation, all_reduce};
 use burn::tensor::{Device as BurnDevice, Tensor};
@@ -18,13 +16,10 @@ use rope_ascend::safe::{MemoryUse, RootInfo, Traffic};
 use vlm_train::Collective;
 
 use super::{Device, Elsewhere, TokenArgs, with_remedy};
-use crate::stdio::note;
+use crate::stdio::note_if_slow;
 
 /// Environment variable with the token of a server.
 pub(crate) const TOKEN_VARIABLE: &str = "MROPE_TOKEN";
-
-/// How long a connection is waited for without a word.
-const SILENCE: Duration = Duration::from_secs(1);
 
 /// NPUs of this machine, served to this process until this is dropped.
 pub(crate) struct ServedNpu(AscendHost);
@@ -172,23 +167,19 @@ pub(super) fn connect(
     let host = token.token(url)?.host(url);
     let options = BurnDevice::remote_options(&host).device_index(index as usize);
     // An address without a server is tried for some 15 seconds.
-    let (connected, waiting) = channel::<()>();
-    let name = url.to_owned();
-    std::thread::spawn(move || {
-        if waiting.recv_timeout(SILENCE) == Err(RecvTimeoutError::Timeout) {
-            note(format_args!("connecting to {name} ..."));
-        }
-    });
+    let connecting = note_if_slow(format!("connecting to {url} ..."));
     let device = options.init();
-    drop(connected);
+    drop(connecting);
     Ok(device.map_err(|error| {
-        let counted = error.to_string().contains("hosts only");
-        let hint = if counted {
+        let reason = error.to_string();
+        let hint = if reason.contains("hosts only") {
             format!("; found #{index}, and devices count from #0")
+        } else if reason.contains("rejected the credential") {
+            format!("; {} is not the server's token", token.source())
         } else {
             String::new()
         };
-        format!("{url}: {error}{hint}")
+        format!("{url}: {reason}{hint}")
     })?)
 }
 
@@ -210,6 +201,14 @@ pub(super) fn reset_elsewhere() {
 }
 
 impl TokenArgs {
+    /// The place of the token, for a message.
+    fn source(&self) -> String {
+        match &self.token_file {
+            Some(path) => format!("the token in {}", path.display()),
+            None => TOKEN_VARIABLE.to_owned(),
+        }
+    }
+
     fn token(&self, url: &str) -> Result<Token, Box<dyn Error>> {
         if let Some(path) = &self.token_file {
             return read_token(path);

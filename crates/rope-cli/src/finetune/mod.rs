@@ -21,13 +21,13 @@ use signal_hook::consts::SIGINT;
 use signal_hook::flag;
 use vlm_data::text::{DataIndex, FileOptions};
 use vlm_data::{BatchSize, Cut, Loader, LoaderOptions, MicroBatch, SampleEncoder, SampleOptions};
-use vlm_models::VlmConfig;
+use vlm_models::{VlmConfig, VlmError};
 use vlm_train::{
     Collective, Ending, Event, MemoryPlan, Questions, Rank, Recipe, RunOptions, TrainedParts,
-    Trainer,
+    Trainer, VlmTrainError,
 };
 
-use crate::device::Compute;
+use crate::device::{Compute, explained_reason};
 use crate::stdio::{note, stdout};
 
 use memory::{Metered, StepMeter};
@@ -115,7 +115,17 @@ pub(crate) fn run(args: &FinetuneArgs) -> Result<(), Box<dyn Error>> {
             let trainer = Trainer::new(model, job.recipe)?;
             return prove_cut(&trainer, &job.encoder, &job.index, args.batch);
         }
-        job.train(compute.device(), None)?
+        compute.start_counting()?;
+        let saved = job.train(compute.device(), None).map_err(told)?;
+        if saved.is_some()
+            && !args.quiet
+            && let Some(usage) = compute.usage()?
+        {
+            for (name, value) in usage.rows() {
+                note(format_args!("{name}: {value}"));
+            }
+        }
+        saved
     };
     if let Some(saved) = saved {
         writeln!(stdout(), "{}", saved.display())?;
@@ -220,6 +230,22 @@ impl Job {
             stop: &self.stop,
         }
     }
+}
+
+/// An error of a run; of a device that failed, as `mrope train` reports it.
+fn told(error: Box<dyn Error>) -> Box<dyn Error> {
+    let reason = match error.downcast_ref() {
+        Some(VlmTrainError::Device { reason, .. }) => reason,
+        Some(VlmTrainError::Model(VlmError::TensorUnreadable { reason, .. })) => reason,
+        _ => return error,
+    };
+    // burn's errors begin with a line that only says that there is one.
+    let cause = reason.rsplit("Caused by:").next().unwrap_or(reason).trim();
+    format!(
+        "the device failed: {}; --resume continues from the last checkpoint, if there is one",
+        explained_reason(cause)
+    )
+    .into()
 }
 
 /// Saves what was trained, and returns its folder.

@@ -11,7 +11,7 @@ use vlm_train::{Collective, HostSums, Rank, RankGroup, Rendezvous};
 
 use super::Job;
 use crate::device::{NpuRanks, Team};
-use crate::stdio::note;
+use crate::stdio::{note, note_if_slow};
 
 /// Trains on the devices that the options name.
 ///
@@ -73,6 +73,12 @@ fn group(job: &Job) -> Result<RankGroup, Box<dyn Error>> {
         let found = args.host;
         return Err(format!("--host must be below --hosts {}, found {found}", args.hosts).into());
     }
+    let waiting = (!args.quiet).then(|| {
+        note_if_slow(format!(
+            "waiting up to {} s for all {} hosts at {address} ...",
+            args.rank_timeout, args.hosts
+        ))
+    });
     let rendezvous = Rendezvous {
         address,
         hosts: args.hosts,
@@ -81,7 +87,9 @@ fn group(job: &Job) -> Result<RankGroup, Box<dyn Error>> {
         token: args.token.shared_token()?,
         timeout,
     };
-    Ok(rendezvous.meet()?)
+    let group = rendezvous.meet();
+    drop(waiting);
+    Ok(group?)
 }
 
 /// How a rank sums: NPUs by their collectives, for which they join here, others through the memory

@@ -62,7 +62,7 @@ pub(crate) enum TrainError {
     #[error("the device returned {found} values, expected {expected}")]
     Read { expected: usize, found: usize },
     /// The loss is no longer finite.
-    #[error("the loss is {loss} at step {step}; try a smaller --learning-rate")]
+    #[error("the loss is {loss} in step {step}; try a smaller --learning-rate")]
     Diverged { step: usize, loss: f32 },
 }
 

@@ -180,7 +180,10 @@ impl Trainer {
         let loss = self.loss.forward(output.logits.clone(), answers.clone());
         let value = number(loss.clone())?;
         if !value.is_finite() {
-            return Err(TrainError::Diverged { step, loss: value });
+            return Err(TrainError::Diverged {
+                step: step + 1,
+                loss: value,
+            });
         }
         let right = right_answers(output.logits.inner(), answers.inner())?;
         let gradients = GradientsParams::from_grads(loss.backward(), &self.model);

@@ -93,11 +93,21 @@ pub(crate) struct Served {
 
 impl Served {
     pub(crate) fn start(device: &str, name: &str) -> Self {
+        Self::start_with(device, name, [])
+    }
+
+    /// With variables of the environment.
+    pub(crate) fn start_with<const N: usize>(
+        device: &str,
+        name: &str,
+        variables: [(&str, &str); N],
+    ) -> Self {
         let token_file = fresh(&format!("{name}.token"));
         let path = token_file.display().to_string();
         let arguments = ["serve", "--device", device, "--bind", "127.0.0.1:0"];
         let mut child = command(&arguments)
             .args(["--token-file", &path])
+            .envs(variables)
             .stdout(Stdio::piped())
             .spawn()
             .expect("program starts");

@@ -153,7 +153,7 @@ pub(crate) fn expect_done(x: &Tensor<1>) -> Result<(), NoSum> {
     let first = x.clone().slice(0..1).try_into_data();
     first
         .map(drop)
-        .map_err(|error| NoSum::Device(error.to_string()))
+        .map_err(|error| NoSum::Device(error.reason().to_owned()))
 }
 
 /// Concatenates tensors in f32; `None` without tensors.

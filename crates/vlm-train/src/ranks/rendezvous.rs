@@ -169,6 +169,9 @@ fn gone(error: &IoError) -> String {
             "its host has not been heard of for {} s: is it off, or the network down?",
             SILENCE.as_secs()
         ),
+        ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => {
+            "its process is gone".to_owned()
+        }
         _ => format!("its process is gone: {error}"),
     }
 }

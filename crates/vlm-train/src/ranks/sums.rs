@@ -41,7 +41,9 @@ impl HostSums {
     #[allow(clippy::type_complexity, reason = "what three operations begin with")]
     fn exchange(&self, x: Tensor<1>) -> Result<(Arc<Vec<Vec<u8>>>, DType, Device), String> {
         let device = x.device();
-        let own = x.try_into_data().map_err(|error| error.to_string())?;
+        let own = x
+            .try_into_data()
+            .map_err(|error| error.reason().to_owned())?;
         let all = self.0.exchange(own.bytes().to_vec());
         let all = all.map_err(|error| error.to_string())?;
         let expected = own.bytes().len();
