@@ -9,8 +9,7 @@ mod bench;
 mod compare;
 mod data;
 mod device;
-// With all devices that the pages name, as the workspace is tested.
-#[cfg(all(feature = "ascend-sim", any(test, doctest)))]
+#[cfg(any(test, doctest))]
 mod docs;
 mod doctor;
 mod files;

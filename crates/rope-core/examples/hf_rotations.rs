@@ -2,21 +2,16 @@
 //! rotations, one JSON object per line: `{"rotations": [...]}`, or `{"error"}`. A configuration is
 //! an object, or a string with the text of a file.
 //!
-//! `tests/fixtures/generate/rotations.py` compares the output with Hugging Face's modules. With the
-//! argument `tables`, it prints the tables of `docs/tables/model-types.md` instead.
+//! `tests/fixtures/generate/rotations.py` compares the output with Hugging Face's modules.
 
 use std::error::Error;
 use std::io::{BufRead, stdin};
 
 use rope_core::RotarySpec;
-use rope_core::hf::{Component, LayerSpecs, model_tables};
+use rope_core::hf::{Component, LayerSpecs};
 use serde_json::{Value, json};
 
 fn main() -> Result<(), Box<dyn Error>> {
-    if std::env::args().nth(1).as_deref() == Some("tables") {
-        print!("{}", model_tables());
-        return Ok(());
-    }
     for line in stdin().lock().lines() {
         let request: Value = serde_json::from_str(&line?)?;
         let component = request["component"].as_str().unwrap_or_default();

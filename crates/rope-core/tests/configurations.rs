@@ -236,7 +236,11 @@ impl Tally {
             let (matching, others) = self.refused.into_iter().partition::<Vec<_>, _>(is_of);
             self.refused = others;
             let found: Vec<String> = matching.into_iter().map(|(name, _)| name).collect();
-            assert_eq!(found.join(" "), *names, "{part}");
+            assert_eq!(
+                found.join(" "),
+                *names,
+                "refused with {part:?}; if the message has other words now, state them here"
+            );
         }
         assert_eq!(self.refused, [], "refused for another reason");
         assert_eq!(self.alone.join(" "), alone, "read, but not by transformers");

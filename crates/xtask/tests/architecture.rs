@@ -90,7 +90,11 @@ fn each_word_is_defined_once_where_the_table_says() {
             (found != [path]).then(|| format!("{word}: expected in {path}, found in {found:?}"))
         })
         .collect();
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(
+        wrong.is_empty(),
+        "docs/tables/words.md: correct the file of\n{}",
+        wrong.join("\n")
+    );
 }
 
 #[test]
@@ -107,12 +111,15 @@ fn no_other_public_word_is_defined_twice() {
         .collect();
     assert!(
         unlisted.is_empty(),
-        "defined twice:\n{}",
+        "defined twice; rename one, or list both meanings in docs/tables/words.md:\n{}",
         unlisted.join("\n")
     );
     let twice: BTreeSet<&str> = twice.map(|(word, _)| word.as_str()).collect();
     let stale: Vec<_> = listed.difference(&twice).collect();
-    assert!(stale.is_empty(), "listed, but defined once: {stale:?}");
+    assert!(
+        stale.is_empty(),
+        "docs/tables/words.md lists words that are defined once: {stale:?}"
+    );
 }
 
 /// cargo finds test programs by itself only where `autotests` is on.
@@ -149,7 +156,10 @@ fn each_file_of_tests_is_in_a_program() {
         let is_missing = |path: &&PathBuf| !programs.contains(&format!("\nmod {};\n", name(path)));
         alone.extend(modules.into_iter().filter(is_missing).cloned());
     }
-    assert!(alone.is_empty(), "in no program: {alone:?}");
+    assert!(
+        alone.is_empty(),
+        "add `mod NAME;` to the suite for {alone:?}"
+    );
 }
 
 /// `try_` marks the fallible twin of a function that panics; one without a twin has no prefix.

@@ -82,7 +82,10 @@ fn the_page_of_the_deep_checks_names_each_step() {
         .collect();
     assert!(names.len() >= 20, "{names:?}");
     for name in names {
-        assert!(page.contains(&format!("| `{name}` |")), "{name}");
+        assert!(
+            page.contains(&format!("| `{name}` |")),
+            "docs/dev/deep.md has no row for {name:?}"
+        );
     }
 }
 
