@@ -11,12 +11,18 @@ out=target/dist
 rm -rf "$out"
 mkdir -p "$out"
 
+# libloading asks for libdl. musl has its functions in libc, and Rust brings no empty libdl.
+empty=$PWD/target/empty
+mkdir -p "$empty"
+printf '!<arch>\n' >"$empty/libdl.a"
+
 for target in "${targets[@]}"; do
   processor=${target%%-*}
   installed=$(rustc --print target-libdir --target "$target")
   [[ -d $installed ]] || fail "no standard library for $target: rustup target add $target"
   linker=CARGO_TARGET_$(tr 'a-z-' 'A-Z_' <<<"$target")_LINKER
-  env "$linker=rust-lld" cargo build --release --locked --package=rope-cli --target "$target"
+  env "$linker=rust-lld" cargo rustc --release --locked --package=rope-cli --bin=mrope \
+    --target "$target" -- -L "native=$empty"
   program=target/$target/release/mrope
   if [[ $processor == "$(uname -m)" ]]; then
     run=()
