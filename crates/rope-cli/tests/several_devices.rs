@@ -156,7 +156,7 @@ fn two_npus_of_a_process_and_two_processes_learn_what_one_learns() {
     for child in children {
         let said = done(&end(child));
         assert!(
-            said.contains(&format!("took part in {STEPS} operations")),
+            said.contains(&format!("took part in {STEPS} collective operations")),
             "{said}"
         );
     }
