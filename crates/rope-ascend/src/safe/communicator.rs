@@ -1,6 +1,7 @@
 //! Sums over several devices.
 
 use std::borrow::Borrow;
+use std::ffi::c_char;
 use std::fmt;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,7 +22,9 @@ pub struct RootInfo(Box<HcclRootInfo>);
 impl RootInfo {
     /// Returns its bytes, to be sent to another process.
     pub fn to_bytes(&self) -> Vec<u8> {
-        self.0.internal.iter().map(|c| c.cast_unsigned()).collect()
+        // C's char is signed on x86-64 and unsigned on AArch64.
+        let bytes = self.0.internal.iter().map(|c| c.to_ne_bytes()[0]);
+        bytes.collect()
     }
 
     /// Creates the root info from the bytes of another process.
@@ -33,7 +36,7 @@ impl RootInfo {
             let expected = format!("{HCCL_ROOT_INFO_BYTES} bytes");
             AscendError::argument("read root info", "length", expected, bytes.len())
         })?;
-        let internal = internal.map(u8::cast_signed);
+        let internal = internal.map(|byte| c_char::from_ne_bytes([byte]));
         Ok(Self(Box::new(HcclRootInfo { internal })))
     }
 }
