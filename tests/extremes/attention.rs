@@ -1,4 +1,4 @@
-//! Every method of attention with large scores, and with extreme numbers behind masks.
+//! Every method of attention with large scores, and with extreme values at masked keys.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_attention::{Attention, AttentionMask, Implementation, MaskRules};

@@ -10,7 +10,7 @@ use plotters::prelude::*;
 
 use crate::files;
 
-/// Pixels of a dash and of the gap behind it.
+/// Pixels of a dash and of the gap between two.
 const DASH: i32 = 6;
 const GAP: i32 = 4;
 /// Pixels of a line in the legend.
