@@ -368,7 +368,7 @@ impl MemoryPlan {
 }
 
 /// Bytes that burn keeps per tensor besides its elements, as measured; they matter for tiny models.
-const OF_TENSOR: usize = 7 << 10;
+const OF_TENSOR: usize = 4 << 10;
 /// The number of recorded activations and gradients of a layer, and the bytes of the samples of
 /// one.
 const OF_LAYER: usize = 14;

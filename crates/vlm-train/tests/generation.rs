@@ -13,7 +13,7 @@ use crate::common::{FAMILIES, fixtures, load, packed, padded, sample};
 
 const NEW: usize = 12;
 
-/// The prompt of a sample: what comes before its answer.
+/// The prompt of a sample: all before its answer.
 fn prompt(index: usize, config: &VlmConfig) -> TrainingSample {
     let mut prompt = sample(index, config);
     let length = prompt

@@ -52,7 +52,8 @@ fn the_plan_is_near_what_is_counted() {
         TrainedParts::Full(ALL.to_vec()),
     ] {
         let recipe = recipe(trained);
-        let (planned, counted) = compare(&config, &recipe, 16);
+        // With fewer samples, the buffers of a second thread are several hundredths.
+        let (planned, counted) = compare(&config, &recipe, 48);
         let ratio = planned as f64 / counted as f64;
         assert!(
             (0.95..1.05).contains(&ratio),

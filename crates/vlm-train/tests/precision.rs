@@ -9,7 +9,7 @@ use vlm_train::{Rates, Recipe, Schedule, TrainedParts, Trainer};
 
 use crate::common::{ALL, Halve, load, packed, recipe, samples};
 
-/// Steps whose updates are mostly below half a unit in the last place of a bf16 weight.
+/// Steps with updates mostly below half a unit in the last place of a bf16 weight.
 fn last_loss(model: Vlm, masters: bool, (steps, rate): (usize, f64)) -> f64 {
     let (config, _) = load("qwen2_5_vl_tiny");
     let recipe = Recipe {
