@@ -143,7 +143,7 @@ pub(crate) fn built_without(what: &str, features: &str) -> String {
 }
 
 /// The token of a server.
-#[derive(Args, Clone, Debug, Default)]
+#[derive(Args, Clone, Debug, Default, PartialEq)]
 pub(crate) struct TokenArgs {
     /// File with the server's token for --device remote, or the hosts' for --hosts [default: the
     /// variable MROPE_TOKEN]
@@ -156,11 +156,12 @@ impl TokenArgs {
     ///
     /// # Errors
     /// If there is a file, and the device is not remote.
-    fn expect_used(&self, device: &Device) -> Result<(), String> {
+    pub(crate) fn expect_used(&self, device: &Device) -> Result<(), String> {
         match (&self.token_file, device) {
             (None, _) | (_, Device::Remote { .. }) => Ok(()),
             (Some(file), _) => Err(format!(
-                "--token-file {} is for --device remote:URL, found --device {device}; leave it out",
+                "--token-file {} is for --device remote:URL or --hosts, found --device {device}; \
+                 leave it out",
                 file.display()
             )),
         }

@@ -344,6 +344,11 @@ impl FinetuneArgs {
         args.rendezvous = Some(format!("{address}:{}", port + usize::from(is_taken)));
         args.hosts = required("WORLD_SIZE", MOST_HOSTS)?.max(1);
         args.host = required("RANK", MOST_HOSTS)?;
+        let refuses = |device| args.token.expect_used(device).is_err();
+        if args.hosts == 1 && args.device.iter().all(refuses) {
+            // The command is the same for any number of hosts, and one has nobody to meet.
+            args.token = TokenArgs::default();
+        }
         let Some(local) = variable("LOCAL_RANK") else {
             return Ok(args);
         };
@@ -495,6 +500,12 @@ mod tests {
         let args = read("--device ascend:2", &torchrun_variables.concat()).expect("complete");
         assert_eq!(args.rendezvous.as_deref(), Some("[fe80::1]:29501"));
         assert_eq!(args.device, [Device::Ascend(3)]);
+        let alone = [&two[..2], &[("WORLD_SIZE", "1"), ("RANK", "0")]].concat();
+        for (device, has_token) in [("ascend", false), ("remote:ws://h:1", true)] {
+            let options = format!("--device {device} --token-file f");
+            let args = read(&options, &alone).expect("complete");
+            assert_eq!(args.token != TokenArgs::default(), has_token, "{device}");
+        }
         for (options, variables, says) in [
             ("", &two[..3], "needs the variable RANK"),
             ("--hosts 2", &two[..], "leave --hosts and --host out"),

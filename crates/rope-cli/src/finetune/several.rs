@@ -19,6 +19,11 @@ use crate::stdio::{note, note_if_slow};
 /// Those of the devices and of the rendezvous; that of the first rank that failed, on any host.
 pub(super) fn train(job: Job) -> Result<Option<PathBuf>, Box<dyn Error>> {
     let args = &job.args;
+    if args.hosts == 1 {
+        for device in &args.device {
+            args.token.expect_used(device)?;
+        }
+    }
     let team = Team::open(&args.device, &args.token)?;
     let (devices, npus) = (team.devices().to_vec(), team.npus());
     if args.hosts > 1 && npus.is_none() {
