@@ -109,7 +109,7 @@ fn an_update_makes_no_tensor() {
             "{dtype:?}, held {is_held}: {peak}"
         );
     }
-    // The same count must see what ordinary operations make, or it could not fail.
+    // The same count must see ordinary operations' tensors, or it could not fail.
     let composed = peak(&flex.autodiff(), FloatDType::F32, true);
     println!("composed of ordinary operations it is {composed:.3}");
     assert!(composed > 0.9, "{composed}");
@@ -206,7 +206,7 @@ fn attention_makes_its_output_alone() {
         println!("{dtype:?}: the peak of attention's forward is {fused:.2} of its output");
         // Beside it a tile of 128 rows for each thread, and a number for each row.
         assert!((1.0..1.5).contains(&fused), "{dtype:?}: {fused}");
-        // The same count must see what the other makes, or it could not fail.
+        // The same count must see the other's tensors, or it could not fail.
         assert!(peak((Implementation::Composed, None)) > 1.9, "{dtype:?}");
     }
 }
@@ -223,9 +223,9 @@ fn the_loss_makes_no_tensor_of_rows_x_vocabulary() {
         head.count(dtype, blocks); // pools are made on first use
         let [kept, peak] = head.count(dtype, blocks);
         assert!(kept < 64 << 10, "{dtype:?}: the graph keeps {kept} bytes");
-        // A block of logits and what is computed of it.
+        // A block of logits and the results from it.
         assert!(peak < 4 * 4 * scores, "{dtype:?}: {peak} bytes at the peak");
-        // The same count must see what the other makes, or it could not fail.
+        // The same count must see the other's tensors, or it could not fail.
         let [kept, peak] = head.count(dtype, (Implementation::Composed, None));
         assert!(
             kept >= logits && peak >= 2 * logits,

@@ -399,7 +399,7 @@ fn values_that_a_type_cannot_hold_are_not_compared_in_it() {
     let most = Parts::of(LLAMA).map_f64("q_out.f64", |i, x| if i == 7 { 65519.0 } else { x });
     let vectors = most.vectors().expect("file reads");
     assert!(vectors.compare(engine, DType::F16).is_ok());
-    // Of what is this large, no rounding can be bounded.
+    // At this size no rounding can be bounded.
     let parameters = r#"{"rope_theta": 10000.0, "rope_type": "yarn", "factor": 2.0,
         "original_max_position_embeddings": 4096, "attention_factor": 1e300}"#;
     let huge = Parts::of(LLAMA).state("rope_parameters", parameters);

@@ -76,7 +76,7 @@ fn a_layer_keeps_no_tensor_and_makes_no_temporary() {
         "temporaries: the pools grow by {forward} bytes forward and {backward} backward"
     );
 
-    // The same measurement must see what others keep and make, or it could not fail.
+    // The same measurement must see the tensors of others, or it could not fail.
     let [_, forward, backward] = run(&composed, &angles, &device);
     println!("composed: the pools grow by {forward} and {backward}");
     // The backward takes the memory that is left free after the forward.

@@ -16,7 +16,7 @@ use rope_check::alloc::CountingAllocator;
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
-/// Without a leaf, q and k are what a projection made: after the call the graph alone holds them.
+/// Without a leaf, q and k come from a projection: after the call only the graph holds them.
 fn the_graph_keeps_q_and_k_alone() {
     let (seq, heads, head_dim, layers) = (256, 8, 64, 8);
     let q_bytes = isize::try_from(seq * heads * head_dim * 4).expect("small");

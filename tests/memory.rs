@@ -118,7 +118,7 @@ fn the_graph_keeps_no_tensor_and_makes_no_temporary() {
             );
         }
 
-        // The same measurement must see what the others make, or it could not fail.
+        // The same measurement must see the others' tensors, or it could not fail.
         let (_, forward, backward) =
             per_layer("composed", &ours(Implementation::Composed), &device);
         assert!(

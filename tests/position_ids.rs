@@ -157,7 +157,7 @@ fn versions_are_reproduced_and_say_where_they_diverge() {
     }
 }
 
-/// Without token types, what the token ids say is enough.
+/// Without token types, the token ids suffice.
 #[test]
 fn token_types_can_be_read_off_the_tokens() {
     for (version, cases) in published() {

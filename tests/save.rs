@@ -16,7 +16,7 @@ use vlm_models::{Transfer, Vlm, VlmConfig, VlmError};
 const SHARD: &str = "model-00001-of-00001.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
-/// A copy of a tiny model whose weights lie in a shard.
+/// A copy of a tiny model with its weights in a shard.
 fn sharded(label: &str) -> PathBuf {
     let tiny = rope_check::fixtures()
         .expect("the test runs in the workspace")

@@ -15,7 +15,7 @@ const OTHER_SPELLING: &str = "model.embed_tokens.weight";
 const ONE: &str = "model-00001-of-00002.safetensors";
 const TWO: &str = "model-00002-of-00002.safetensors";
 const SINGLE: &str = "model.safetensors";
-/// Runs of what a hash map's order could decide.
+/// Repeated runs, since a hash map's order could decide.
 const RUNS: usize = 20;
 
 /// Type, shape and bytes by name.

@@ -391,7 +391,7 @@ fn an_operation_needs_order_and_lasting_memory() {
     on_ranks(1, |rank| {
         let memory = rank.upload(&[1.0_f32]);
         let mut other = null_mut();
-        // SAFETY: valid calls; what they lack is an event.
+        // SAFETY: valid calls without an event between them.
         unsafe {
             assert_eq!(aclrtCreateStream(&raw mut other), 0);
             assert_eq!(aclrtMemsetAsync(memory, 4, 0, 4, other), 0);

@@ -495,7 +495,7 @@ fn page_locked_memory_is_not_rewritten_under_a_queued_copy() {
                 )
             };
             assert_eq!(copy(host), 0);
-            // Beside what is copied the host may write.
+            // The host may write beside the copied bytes.
             host.add(64).write(!host.add(64).read());
             host.add(63).write(!host.add(63).read());
             control::hold_streams(false);

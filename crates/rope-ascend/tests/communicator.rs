@@ -252,7 +252,7 @@ fn every_call_that_fails_is_an_error_and_nothing_leaks() {
         let names = |error: &AscendError| error.to_string().contains(function);
         assert!(errors.iter().any(names), "{function}: {errors:?}");
         let violations = control::take_violations();
-        // Destroying that fails leaves what it was to destroy.
+        // A resource survives a failed attempt to destroy it.
         if !function.contains("Destroy") {
             let live = control::live();
             let live = (live.communicators, live.events, live.streams);

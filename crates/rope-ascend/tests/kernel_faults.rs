@@ -51,7 +51,7 @@ const BEYOND: &str = "a block beyond the launch works";
 /// The evidence of a fault.
 #[derive(Clone, Copy, Debug)]
 enum Caught {
-    /// A violation of this kind, whose message or line of source has these words.
+    /// A violation of this kind with these words in its message or line of source.
     By(&'static str, &'static str),
     /// The result.
     Wrong,
@@ -67,7 +67,7 @@ struct Fault {
     caught: Caught,
 }
 
-/// Rows of a file, a name, what finds the fault, and edits.
+/// Rows of a file, a name, the check that finds the fault, and edits.
 macro_rules! faults {
     ($($file:ident $name:expr => $caught:expr; $($old:literal => $new:literal),+;)*) => {
         &[$(Fault { name: $name, file: $file, edits: &[$(($old, $new)),+], caught: $caught }),*]

@@ -265,7 +265,7 @@ fn zeros_infinities_and_small_numbers_give_what_the_formula_gives() {
             assert_eq!(y, 0.0, "channel {channel}");
         }
     }
-    // Squares beyond f32, and squares below it: what is left is eps.
+    // Squares beyond the range of f32, and squares below it, where only eps is left.
     assert!(one_head(&bench, 1e-6, [1e30; 64]).iter().all(|y| *y == 0.0));
     let small = one_head(&bench, 1e-6, [1e-40; 64]);
     let truth = 2.0 * f64::from(1e-40_f32) / 1e-6_f64.sqrt();

@@ -62,7 +62,7 @@ impl Tensors {
     }
 }
 
-/// One rotation in place of 8192 tokens in bf16, and what the simulator counted of it.
+/// One rotation in place of 8192 tokens in bf16, and the simulator's counts.
 fn measure(layout: Layout, batch: usize, pairing: Pairing, unit: Unit) -> LaunchReport {
     let mut tensors = Tensors::new(layout, batch, pairing);
     tensors.rotator = tensors.rotator.by(unit);

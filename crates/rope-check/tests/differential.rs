@@ -665,8 +665,8 @@ fn a_nan_stays_one_and_leaves_its_neighbours_alone() {
     }
 }
 
-/// Stores past the caches write what others write, and nothing else, wherever the destination
-/// starts.
+/// Stores past the caches write the same bytes as other stores, and no others, wherever the
+/// destination starts.
 fn streamed<E: Element<Acc = f32>>(pairs: usize, outside: usize, pairing: Pairing, layout: Layout) {
     const LINE: usize = 64;
     let head_dim = 2 * pairs + 2 * outside;
@@ -761,7 +761,7 @@ fn stores_round_to_nearest_even<E: Sixteen>() {
         .map(E::from_bits)
         .filter(|x| x.widen().is_finite())
         .collect();
-    // A zero beside each value: what is stored is the value times cos, or times sin.
+    // A zero beside each value, so that the result is the value times cos, or times sin.
     let pairs: Vec<E> = all.iter().flat_map(|x| [*x, E::from_bits(0)]).collect();
     let scales = [
         0.5,

@@ -153,7 +153,7 @@ const THETA: f64 = 1e6;
 const ROTATION: &str =
     r#"{"head_dim": 32, "pairing": "half", "axis_layout": "single", "theta": 1000000.0}"#;
 
-/// A program of text: what it makes of position and channel pair, and how its pairs lie.
+/// A text program: its angle for a position and channel pair, and its pairing.
 #[derive(Clone, Copy)]
 struct Program {
     angle: fn(f64, usize) -> f64,
@@ -313,7 +313,7 @@ fn what_a_program_rounds_on_the_way_to_its_angles_is_named() {
     }
 }
 
-/// Files of transformers 5.24's operations in PyTorch: bit for bit what its users dump.
+/// Files of transformers 5.24's operations in PyTorch, bit-identical to its users' dumps.
 #[test]
 fn transformers_own_angles_are_named() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");

@@ -31,7 +31,7 @@ fn axis_layouts() -> impl Strategy<Value = (usize, AxisLayout)> {
             .clone()
             .prop_map(move |s| (sum(&s), AxisLayout::PerAxis(s))),
         sections.prop_map(move |s| (sum(&s), AxisLayout::PerChannel(s))),
-        // Axis 0 takes what the others leave, and is the longest.
+        // Axis 0 takes the rest, and is the longest.
         (1usize..6, 0usize..6).prop_map(|(others, more)| {
             let pairs = 3 * others + 2 * more + others % 2;
             let first = pairs - 2 * others;

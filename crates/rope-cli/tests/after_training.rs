@@ -14,7 +14,7 @@ fn example() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/shapes")
 }
 
-/// A folder of a test, without what an earlier run left.
+/// The path of a folder that does not exist yet, for a test.
 fn fresh(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     fs::remove_dir_all(&folder).ok();

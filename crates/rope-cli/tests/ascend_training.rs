@@ -143,7 +143,7 @@ struct Layer {
     rotary: Rotary,
 }
 
-/// Shape of a [`Layers`] and of what it reads.
+/// Shape of a [`Layers`] and of its input.
 #[derive(Clone, Copy)]
 struct Sizes {
     layers: usize,
@@ -242,12 +242,12 @@ fn number(loss: Tensor<1>) -> f32 {
     loss.try_into_scalar().expect("the step was computed")
 }
 
-/// Peak of the device's tensors in one step, beyond what is there between steps.
+/// Peak of the device's tensors in one step, beyond those kept between steps.
 fn peak_of<T>(npu: AscendDevice, device: &Device, step: impl FnOnce() -> T) -> usize {
     device.sync().expect("nothing failed");
     npu.reset_peak_memory().expect("open");
     let before = npu.memory().expect("open").live_bytes;
-    // Held, so that what is read late is not freed early.
+    // Held, so that a tensor that is read late is not freed early.
     let _result = step();
     device.sync().expect("nothing failed");
     npu.memory().expect("open").peak_bytes - before

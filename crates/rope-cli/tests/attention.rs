@@ -85,7 +85,7 @@ fn attention_runs_on_the_npu_forward_and_backward() {
         after: 0,
     });
     let cu_seqlens: Option<&[usize]> = Some(&[0, 4, 8, 11]);
-    // With what the operators have no limit for: all but a bias.
+    // With the options that the operators' limits do not touch: all but a bias.
     let cases = [
         ("all keys", all, false),
         ("causal", causal, false),

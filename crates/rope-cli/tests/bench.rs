@@ -51,7 +51,7 @@ fn fused_keeps_no_data_and_its_backward_peaks_at_the_gradients() {
             assert!(peak >= row.gradient_bytes && peak <= allowed, "{name}");
             assert!(row.composed_ratio > Some(2.0), "{name}");
         } else {
-            // The same count must see what the others make, or it could not fail.
+            // The same count must see the others' tensors, or it could not fail.
             assert!(row.forward_large_allocations > Some(0), "{name}");
             assert!(row.backward_large_allocations > Some(0), "{name}");
         }
@@ -144,7 +144,7 @@ fn on_the_simulated_npu_fused_holds_nothing_but_gradients() {
             let allowed = row.gradient_bytes + BOOKKEEPING_BYTES;
             assert!(peak >= row.gradient_bytes && peak <= allowed, "{row:?}");
         } else {
-            // The same count must see what the others make, or it could not fail.
+            // The same count must see the others' tensors, or it could not fail.
             assert!(
                 row.step_peak_bytes > Some(2 * row.gradient_bytes),
                 "{row:?}"

@@ -155,7 +155,7 @@ fn diagnosis(rows: &[Value], tensor: &str) -> Option<String> {
     said.as_str().map(str::to_owned)
 }
 
-/// A dump, and what has to be said of q_out and of dq; `None` for nothing.
+/// A dump, and the expected finding on q_out and on dq; `None` for none.
 fn check(name: &str, q_out: &[f64], dq: &[f64], says: [Option<&str>; 2], is_gradient: bool) {
     let file = dump(name, q_out, Some(dq));
     let (code, rows) = mrope("verify", &file);
@@ -401,7 +401,7 @@ fn a_folder_does_not_pass_by_what_is_not_looked_at() {
         assert_eq!(code, 0);
         says(&text, "link: a link to a folder, which is not followed");
     }
-    // A dump whose metadata is lost.
+    // A dump without metadata.
     let file = safetensors::SafeTensors::deserialize(&whole).expect("it parses");
     let bare = safetensors::serialize(file.tensors(), None).expect("it serialises");
     std::fs::write(folder.join("bare.safetensors"), bare).expect("it is written");

@@ -45,7 +45,7 @@ fn column(out: &Path, name: &str) -> Vec<f64> {
     lines.collect()
 }
 
-/// Log, checkpoint and what was trained.
+/// Log, checkpoint and trained weights.
 fn files(out: &Path, trained: &str) -> Vec<Vec<u8>> {
     let state = "checkpoint-00000006/state.safetensors";
     let paths = ["log.jsonl", state, "checkpoint-00000006/run.json", trained];

@@ -122,7 +122,7 @@ fn copy(from: &Path, to: &Path, files: &[&str]) {
     }
 }
 
-/// The losses of a run that continues what is in a folder, which it leaves with one checkpoint.
+/// The losses of a run that continues the one in a folder, and leaves one checkpoint there.
 fn resumed(out: &Path, state: &str) -> Value {
     let path = out.to_str().expect("UTF-8");
     let options: Vec<&str> = STEPS.split(' ').chain([path, "--resume"]).collect();

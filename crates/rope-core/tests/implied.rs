@@ -160,7 +160,7 @@ fn a_scaling_around_text_config_does_not_go_unnoticed() {
         let found = contradiction(&qwen2_5_vl(outer, inner));
         assert_eq!(found, ["rope_scaling", "text_config.rope_scaling"]);
     }
-    // Two spellings of one meaning, and what leaves the scaling to text_config.
+    // Two spellings of one meaning, and keys that leave the scaling to text_config.
     let same = [
         (json!({"rope_type": "default"}), mrope.clone()),
         (yarn.clone(), yarn.clone()),

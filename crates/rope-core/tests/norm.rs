@@ -394,7 +394,7 @@ fn bits_are_the_same<E: Element>(pairing: Pairing, head_dim: usize) {
     }
 }
 
-/// Heads with angles of their own give what each gives by itself.
+/// Heads with angles of their own give the same as each by itself.
 #[test]
 fn heads_turn_by_angles_of_their_own() {
     let (batch, seq, heads, pairs) = (2, 37, 3, 10);
@@ -448,7 +448,7 @@ fn heads_turn_by_angles_of_their_own() {
     }
 }
 
-/// q and k in one call, with weights of their own, give what two calls give.
+/// q and k in one call, with weights of their own, give the same as two calls.
 #[test]
 fn q_and_k_have_their_own_weights() {
     let case = Case::new(16, Pairing::Half, false, NormOrder::BeforeRotation);

@@ -64,7 +64,7 @@ fn constants_of_python_under_keys_that_are_not_read() {
         );
         assert_eq!(plain(&text(&llama)), (64, Some(1e4)));
     }
-    // Strings stay what they are.
+    // Strings stay unchanged.
     let config = parse_config(r#"{"a": "NaN \ud83d\ude00 \\u", "b": NaN}"#).expect("reads");
     assert_eq!(
         config,
@@ -106,7 +106,7 @@ fn constants_of_python_under_keys_that_are_read() {
         error(half),
         ConfigError::UnknownModelType { found, .. } if found == ["llama\u{fffd}"]
     ));
-    // The reason of a refusal comes before what nobody reads.
+    // The reason of a refusal comes before keys that nobody reads.
     let refused = r#"{"model_type":"nemotron_h","hidden_size":256,"num_attention_heads":4,
         "time_step_limit":[0.0,Infinity]}"#;
     assert!(matches!(

@@ -60,7 +60,7 @@ impl Drop for Folder {
     }
 }
 
-/// A picture whose pixels differ.
+/// A picture with different pixels.
 fn png(width: usize, height: usize) -> Vec<u8> {
     let rgb = (0..3 * width * height).map(|byte| (byte * 7) as u8);
     let picture = Picture::from_rgb(width, height, rgb.collect()).expect("a picture");
@@ -296,7 +296,7 @@ fn each_kind_of_fault_is_named_with_its_line() {
         report.records - report.bad_records
     );
 
-    // Without pixels, what only they show is not found.
+    // Without pixels, the faults in them are not found.
     let options = CheckOptions {
         pixels: false,
         ..CheckOptions::default()

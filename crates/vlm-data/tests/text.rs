@@ -681,7 +681,7 @@ fn marks_of_the_template_are_refused_in_texts() {
             "{record}"
         );
     }
-    // Boxes and thoughts are what an answer is made of.
+    // Boxes and thoughts are part of an answer.
     let record =
         r#"{"instruction": "q", "output": "<think></think><|box_start|>(1,2)<|box_end|>"}"#;
     encoder
@@ -880,7 +880,7 @@ fn render(template: &str) -> std::result::Result<String, String> {
         .map_err(|error| error.to_string())
 }
 
-/// Expected: what Jinja2 prints in transformers' environment.
+/// Expected: the output of Jinja2 in transformers' environment.
 #[test]
 fn templates_print_what_python_prints() {
     for (template, text) in [
@@ -1265,7 +1265,7 @@ fn no_bytes_make_the_reader_panic() {
     );
 }
 
-/// A video of Qwen3-VL is written with its times, which moves what stands after it.
+/// A video of Qwen3-VL is written with its times, which moves the text after it.
 #[test]
 fn generated_text_after_a_video_is_found() {
     let folder = family_folder("qwen3", "after");
@@ -1317,7 +1317,7 @@ fn generated_text_after_a_video_is_found() {
     assert_eq!(text(sample.input_ids), turn.repeat(2));
 }
 
-/// A post-processor of bytes moves offsets after spaces; what is trained on begins before them.
+/// A post-processor of bytes moves offsets after spaces; the labelled text begins before them.
 #[test]
 fn a_post_processor_does_not_move_tokens() {
     let plain = Tokenizer::from_folder(&family_folder("qwen2", "plain").0).expect("a tokenizer");
@@ -1340,7 +1340,7 @@ fn a_post_processor_does_not_move_tokens() {
     }
 }
 
-/// The limit of steps is far above what long conversations take.
+/// The limit of steps is far above that of long conversations.
 #[test]
 fn a_conversation_of_a_thousand_turns_is_rendered() {
     let encoder = encoder("qwen3", "thousand");
@@ -1373,7 +1373,7 @@ fn a_conversation_of_a_thousand_turns_is_rendered() {
     );
 }
 
-/// A tokenizer's file of any content is a tokenizer or an error, and so is what it encodes.
+/// A tokenizer's file of any content gives a tokenizer or an error, and so does its encoding.
 #[test]
 fn no_tokenizer_file_makes_the_reader_panic() {
     let folder = Folder::new("mutated");

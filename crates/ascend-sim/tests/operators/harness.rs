@@ -10,7 +10,7 @@ use crate::support::{Device, recent_message};
 
 pub(crate) const NULL_POINTER: i32 = 161001;
 pub(crate) const PARAM_INVALID: i32 = 161002;
-/// A step inside of an operator refused what the checks before it had let through.
+/// A step inside an operator refused a call that the checks before it had let through.
 pub(crate) const INNER: i32 = 561103;
 pub(crate) const TILING: i32 = 561002;
 pub(crate) const EXCEPTION: i32 = 507015;
@@ -161,7 +161,7 @@ impl Device {
         self.view(dtype, data, dims, None, 0)
     }
 
-    /// A tensor whose values are to be overwritten.
+    /// A tensor to overwrite.
     pub(crate) fn out(&self, dtype: Type, dims: &[i64]) -> Tensor<'_> {
         let count = dims.iter().product::<i64>() as usize;
         self.tensor(dtype, dims, &vec![77.0; count])
@@ -208,7 +208,7 @@ pub(crate) fn finish(
     }
 }
 
-/// Calls the first phase of an operator with these arguments; what it gave out.
+/// Calls the first phase of an operator with these arguments and returns its results.
 macro_rules! plan {
     ($operator:ident($($arg:expr),* $(,)?)) => {{
         let (mut bytes, mut executor) = (0_u64, null_mut::<aclOpExecutor>());

@@ -77,7 +77,7 @@ fn transfer(input: &Input, from: AscendDevice, to: AscendDevice) -> Result<(), S
     Ok(())
 }
 
-/// No other test uses the second device, so that what it holds is this test's.
+/// No other test uses the second device, so that all memory on it is this test's.
 #[test]
 fn a_second_device() {
     let (first, second) = (simulated(0), simulated(1));

@@ -99,7 +99,7 @@ impl Bench {
         }
     }
 
-    /// The rotator of a geometry. As in a program, one serves all cases, with what it keeps.
+    /// The rotator of a geometry. As in a program, one serves all cases with its caches.
     pub fn rotator(&self, geometry: Geometry, unit: Unit) -> Rc<Rotator> {
         let make = || Rotator::new(&self.stream, self.kernels.clone(), geometry).unwrap();
         let mut rotators = self.rotators.borrow_mut();

@@ -85,7 +85,7 @@ impl Case {
         ((offset, layout), len)
     }
 
-    /// The layout of what is written elsewhere, which differs from that of what is read.
+    /// The layout of outputs in other buffers, which differs from that of the inputs.
     fn other(&self) -> Layout {
         if self.layout == Layout::Bnsd {
             Layout::Bsnd
@@ -236,7 +236,7 @@ pub fn weights(memory: &DeviceBuffer<f32>) -> ChannelWeights<'_> {
     }
 }
 
-/// An operand and what its result has to be left in.
+/// An operand and the memory of its result.
 struct Placed<T: Number> {
     memory: DeviceBuffer<T>,
     at: At,
@@ -265,7 +265,7 @@ impl<T: Number> Placed<T> {
         }
     }
 
-    /// The rows of the result. What lies between rows of a view has to be as it was.
+    /// The rows of the result. Elements between rows of a view stay unchanged.
     fn result(&self, bench: &Bench, before: &[T], dim: usize) -> Result<Vec<f64>, String> {
         let (memory, at) = match &self.to {
             None => (&self.memory, &self.at),
@@ -296,7 +296,7 @@ fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-/// Runs forward and backward on the device: what is not as it has to be.
+/// Runs forward and backward on the device; the error names a difference from the reference.
 pub fn run<T: Number>(bench: &Bench, case: &Case) -> Result<(), String> {
     // Every core has to store its row of sums, one without work too: it has nothing in it before.
     let sums = |len| bench.stream.alloc::<f32>(len).unwrap();

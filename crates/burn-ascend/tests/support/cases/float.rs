@@ -93,7 +93,7 @@ pub(crate) fn creation<B: Backend>(s: &mut Suite<B>) {
     }
     let x = s.plain(&[9], &Range::Special);
     ops!(s, Exact, [x], "special", |a| Float::float_cast(a.f(), FloatDType::F32););
-    // Around the ends of the half types: what rounds down, what overflows, what underflows.
+    // Around the ends of the half types: values that round down, overflow or underflow.
     let ends = vec![65504.0, 65519.0, 65520.0, -1e6, 3.4e38, 6e-8, 2e-8, -1e-40];
     for to in FLOATS {
         let x = s.plain(&[8], &Range::Listed(ends.clone()));

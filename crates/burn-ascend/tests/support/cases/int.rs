@@ -38,7 +38,7 @@ impl<B: Backend> Suite<B> {
             let x = self.input(shape, *view, &Range::Whole(0, 4));
             self.push(op, "", vec![x], Exact, move |a| f(a, Scalar::Int(2)));
         }
-        // Beyond what floats of 32 and of 64 bits represent, and beyond the narrower types.
+        // Beyond the integers that f32 and f64 represent, and beyond the narrower types.
         let numbers = [
             (1 << 24) + 1,
             (1 << 53) + 1,

@@ -23,7 +23,7 @@ fn scheme() -> QuantScheme {
     QuantScheme::default().with_store(QuantStore::Native)
 }
 
-/// Results as plain values, by what the method returns.
+/// Results as plain values, by the method's return type.
 macro_rules! values {
     (quantised, $out:expr) => {
         vec![Value::Float(B::dequantize($out, FLOAT))]
