@@ -9,13 +9,12 @@ use burn::tensor::{Device as HostDevice, FloatDType};
 use clap::{Args, ValueHint};
 use serde_json::json;
 use vlm_data::text::format::MediaSource;
-use vlm_data::text::{
-    Conversation, DataIndex, FileOptions, IGNORED, Message, Part, Role, Tokenizer,
-};
-use vlm_data::{Cut, MicroBatch, SampleEncoder, SampleOptions, TrainingSample};
+use vlm_data::text::{Conversation, IGNORED, Message, Part, Role, Tokenizer};
+use vlm_data::{Cut, MicroBatch, SampleEncoder, TrainingSample};
 use vlm_models::{GenerateOptions, GenerationConfig, Sampling, Vlm, VlmConfig};
 
 use crate::arguments::{MAX_TOKENS, count_in, seed};
+use crate::data::options::RecordArgs;
 use crate::device::{Compute, Device, TokenArgs};
 use crate::finetune::Precision;
 use crate::stdio::{note, plain, stdout};
@@ -115,9 +114,8 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_enum, default_value_t = Precision::F32)]
     precision: Precision,
 
-    /// Largest area of a resized picture in pixels [default: the folder's]
-    #[arg(long, value_name = "PIXELS", value_parser = clap::value_parser!(u64).range(1..))]
-    max_pixels: Option<u64>,
+    #[command(flatten)]
+    records: RecordArgs,
 
     /// Print one JSON object per line: line, reference (of --data), answer, tokens
     #[arg(long)]
@@ -212,14 +210,11 @@ impl GenerateArgs {
 /// # Errors
 /// Those of the folder, the adapter, the prompt or data, and the device, each with what to do.
 pub(crate) fn run(args: &GenerateArgs) -> Result<(), Box<dyn Error>> {
-    let samples = SampleOptions {
-        max_pixels: args.max_pixels,
-        ..SampleOptions::default()
-    };
+    let samples = args.records.samples(None);
     let encoder = SampleEncoder::from_folder(&args.folder, samples)?;
     let options = args.options(encoder.text().tokenizer())?;
     let index = match &args.data {
-        Some(path) => Some(DataIndex::open(path, FileOptions::default())?),
+        Some(path) => Some(args.records.open(path)?),
         None => None,
     };
     // Wrong prompts are told before weights are loaded.
@@ -248,9 +243,21 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Box<dyn Error>> {
             for batch in records.chunks(args.batch) {
                 let mut questions = Vec::with_capacity(batch.len());
                 for record in batch {
-                    let conversation = reader.read(*record)?;
-                    let reference = reference(&encoder, &conversation)?;
-                    questions.push(question(&encoder, &conversation, Some(reference))?);
+                    let asked = reader.read(*record).map_err(Into::into);
+                    let asked = asked.and_then(|conversation| {
+                        let reference = reference(&encoder, &conversation)?;
+                        question(&encoder, &conversation, Some(reference))
+                    });
+                    match asked {
+                        Ok(question) => questions.push(question),
+                        Err(error) if args.records.leaves_out(&*error) => {
+                            note(format_args!("warning: left out: {}", plain(&error)));
+                        }
+                        Err(error) => return Err(error),
+                    }
+                }
+                if questions.is_empty() {
+                    continue;
                 }
                 answer(args, &model, &encoder, &options, &questions, &mut speed)?;
             }

@@ -48,6 +48,12 @@ pub(crate) fn available() -> Option<f64> {
         .reduce(f64::min)
 }
 
+/// Bytes of memory that this process occupies, where the system tells.
+pub(crate) fn resident() -> Option<u64> {
+    let own = fs::read_to_string("/proc/self/status").ok()?;
+    number(&own, "VmRSS:").map(|kib| 1024 * kib as u64)
+}
+
 /// The number that follows a name at the start of a line.
 fn number(text: &str, name: &str) -> Option<f64> {
     let rest = text.lines().find_map(|line| line.strip_prefix(name))?;

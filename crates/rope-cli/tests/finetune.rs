@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
 
-fn example() -> PathBuf {
+pub(crate) fn example() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/shapes")
 }
 
-fn command(out: &Path, options: &str) -> Command {
+pub(crate) fn command(out: &Path, options: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mrope"));
     command.current_dir(example());
     let fixed = "finetune model --random-weights --data train.jsonl --batch 4 --steps 6 \
@@ -21,15 +21,15 @@ fn command(out: &Path, options: &str) -> Command {
     command
 }
 
-fn run(out: &Path, options: &str) -> Output {
+pub(crate) fn run(out: &Path, options: &str) -> Output {
     command(out, options).output().expect("the program starts")
 }
 
-fn text(bytes: &[u8]) -> String {
+pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-fn folder(name: &str) -> PathBuf {
+pub(crate) fn folder(name: &str) -> PathBuf {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
     std::fs::remove_dir_all(&folder).ok();
     folder
@@ -45,12 +45,23 @@ fn column(out: &Path, name: &str) -> Vec<f64> {
     lines.collect()
 }
 
-/// Log, checkpoint and trained weights.
-fn files(out: &Path, trained: &str) -> Vec<Vec<u8>> {
+/// Log, checkpoint and trained weights; the log without the fields of clock and machine.
+pub(crate) fn files(out: &Path, trained: &str) -> Vec<Vec<u8>> {
     let state = "checkpoint-00000006/state.safetensors";
-    let paths = ["log.jsonl", state, "checkpoint-00000006/run.json", trained];
+    let paths = ["checkpoint-00000006/run.json", state, trained];
     let read = |path: &str| std::fs::read(out.join(path)).unwrap_or_else(|e| panic!("{path}: {e}"));
-    paths.map(read).to_vec()
+    let mut files = paths.map(read).to_vec();
+    let log = text(&read("log.jsonl"));
+    files.extend(log.lines().map(|line| {
+        let mut line: serde_json::Value = serde_json::from_str(line).expect("JSON");
+        let fields = line.as_object_mut().expect("an object");
+        if fields.contains_key("loss") {
+            fields.remove("tokens_per_second").expect("the speed");
+            fields.remove("memory_bytes").expect("the memory");
+        }
+        line.to_string().into_bytes()
+    }));
+    files
 }
 
 #[cfg(feature = "ascend-sim")]
@@ -216,7 +227,12 @@ fn ctrl_c_and_a_full_disk_lose_no_step() {
     let pid = child.id().to_string();
     let sent = Command::new("kill").args(["-INT", &pid]).status();
     assert!(sent.is_ok_and(|sent| sent.success()));
-    assert!(child.wait().expect("it ends").success());
+    let ended = child.wait().expect("it ends");
+    assert_eq!(
+        ended.code(),
+        Some(130),
+        "the code of an interrupted program"
+    );
     let steps = || {
         std::fs::read_to_string(&log)
             .expect("a log")

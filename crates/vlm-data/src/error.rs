@@ -211,3 +211,14 @@ pub enum VlmDataError {
         folder: PathBuf,
     },
 }
+
+impl VlmDataError {
+    /// True for a conversation longer than the token limit.
+    pub fn is_too_long(&self) -> bool {
+        match self {
+            Self::InFile { source, .. } => source.is_too_long(),
+            Self::Text(error) => error.is_too_long(),
+            _ => false,
+        }
+    }
+}

@@ -2,20 +2,24 @@
 
 mod batch;
 pub mod check;
+mod dataset;
 mod error;
 mod fingerprint;
 mod loader;
 mod memory;
 pub mod picture;
 mod sample;
+mod survey;
 pub mod text;
 mod video;
 
 pub use batch::{Cut, MicroBatch, SampleRows};
+pub use dataset::{DataSet, DataSetReader, HeldOut, Share};
 pub use error::{Result, VlmDataError};
 pub use fingerprint::Fingerprint;
 pub use loader::{BatchSize, DataPosition, GlobalBatch, Loader, LoaderOptions, OnError};
 pub use sample::{SampleEncoder, SampleOptions, TrainingSample};
+pub use survey::{Fault, Survey, SurveyOptions, Surveyed};
 
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/data-text.md")]

@@ -1,4 +1,5 @@
-//! Saves an adapter, and proves that the saved one equals the trained one and has an effect.
+//! Saves the result of a run. Of an adapter, it proves that the saved one equals the trained one and
+//! has an effect.
 
 use std::path::Path;
 
@@ -7,14 +8,57 @@ use vlm_data::MicroBatch;
 use vlm_models::Vlm;
 
 use crate::batch::inputs;
+use crate::checkpoint::{remove, sync};
 use crate::error::{Result, VlmTrainError};
+use crate::recipe::TrainedParts;
 use crate::trainer::Trainer;
 
 /// The largest allowed difference of logits between the trained model and the model with the saved
 /// adapter, relative to the largest logit. On a device with reproducible sums, the difference is 0.
 const ALLOWED: f64 = 1e-5;
 
+/// Files of a model's folder that hold weights, or say where they are.
+const WEIGHTS: [&str; 3] = [".safetensors", ".safetensors.index.json", ".bin"];
+
 impl Trainer {
+    /// Writes the trained adapter in PEFT's format, or the trained model with the other files of its
+    /// base's folder.
+    ///
+    /// # Errors
+    /// [`VlmTrainError::File`]; those of [`Vlm::save_adapter`] and [`Vlm::save`].
+    pub fn save_result(&self, folder: &Path, base: &Path) -> Result<()> {
+        std::fs::create_dir_all(folder).map_err(VlmTrainError::file("create", folder))?;
+        match &self.recipe.trained {
+            TrainedParts::Lora(_) => {
+                self.model
+                    .save_adapter(folder, &base.display().to_string())?;
+            }
+            TrainedParts::Full(_) => {
+                copy_others(base, folder)?;
+                self.model.save(folder)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Replaces the result in a folder by the current one: that in the folder is whole, whenever the
+    /// process ends.
+    ///
+    /// # Errors
+    /// Those of [`save_result`](Self::save_result).
+    pub(crate) fn replace_result(&self, folder: &Path, base: &Path) -> Result<()> {
+        let (new, old) = (folder.with_extension("new"), folder.with_extension("old"));
+        remove(&new)?;
+        self.save_result(&new, base)?;
+        sync(&new)?;
+        remove(&old)?;
+        if folder.exists() {
+            std::fs::rename(folder, &old).map_err(VlmTrainError::file("rename", folder))?;
+        }
+        std::fs::rename(&new, folder).map_err(VlmTrainError::file("rename", &new))?;
+        remove(&old)
+    }
+
     /// Writes the adapter in PEFT's format, loads it into the model without adapters, and compares
     /// the logits after each sample of `probe`. `base` names the base checkpoint.
     ///
@@ -22,9 +66,8 @@ impl Trainer {
     /// [`VlmTrainError::NoEffect`] if the adapter changes no logit, [`VlmTrainError::OtherAdapter`]
     /// if the saved adapter differs from the trained one; those of [`Vlm::save_adapter`] and
     /// [`Vlm::load_adapter`].
-    pub fn save_adapter(&self, folder: &Path, base: &str, probe: &MicroBatch) -> Result<()> {
-        std::fs::create_dir_all(folder).map_err(VlmTrainError::file("create", folder))?;
-        self.model.save_adapter(folder, base)?;
+    pub fn save_adapter(&self, folder: &Path, base: &Path, probe: &MicroBatch) -> Result<()> {
+        self.save_result(folder, base)?;
         let trained = self.model.valid();
         let plain = trained.clone().without_lora();
         let loaded = plain.clone().load_adapter(folder)?;
@@ -63,4 +106,19 @@ impl Trainer {
         })?;
         Ok(logits.iter::<f64>().collect())
     }
+}
+
+/// Copies the contents of a model's folder besides weights.
+fn copy_others(from: &Path, to: &Path) -> Result<()> {
+    let failed = || VlmTrainError::file::<std::io::Error>("read", from);
+    for entry in std::fs::read_dir(from).map_err(failed())? {
+        let path = entry.map_err(failed())?.path();
+        let Some(name) = path.file_name().and_then(|name| name.to_str()) else {
+            continue;
+        };
+        if path.is_file() && !WEIGHTS.iter().any(|end| name.ends_with(end)) {
+            std::fs::copy(&path, to.join(name)).map_err(VlmTrainError::file("copy", &path))?;
+        }
+    }
+    Ok(())
 }

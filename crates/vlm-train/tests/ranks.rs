@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "test code")]
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -13,12 +13,13 @@ use burn::tensor::{DType, Device, Tensor};
 use vlm_data::{DataPosition, GlobalBatch, MicroBatch, VlmDataError};
 use vlm_models::VlmConfig;
 use vlm_train::{
-    Collective, Ending, Event, HostSums, OptimizerState, Rank, RankGroup, Recipe, Rendezvous,
-    RendezvousError, RunOptions, StepReport, TrainedParts, Trainer, VlmTrainError, run,
+    Batches, Checkpoints, Collective, Ending, Event, HostSums, OptimizerState, Rank, RankGroup,
+    Recipe, Rendezvous, RendezvousError, RunFolder, RunOptions, StepReport, TrainedParts, Trainer,
+    VlmTrainError, run,
 };
 
 use crate::common::ended::expect_ended;
-use crate::common::{ALL, Halve, load, lora, packed, recipe, sample, samples};
+use crate::common::{ALL, Halve, SAMPLES, load, lora, packed, recipe, sample};
 
 const FAMILY: &str = "qwen2_5_vl_tiny";
 const OTHER_FAMILY: &str = "qwen3_vl_tiny";
@@ -200,12 +201,12 @@ fn train(rank: Option<&Rank>, job: &Job, fault: Fault) -> Result<Trained, VlmTra
         model = model.map(&mut Halve(job.precision));
     }
     let mut recipe = recipe.clone();
-    let mut identity = BTreeMap::from([("data".to_owned(), "8 samples".to_owned())]);
+    let mut identity = BTreeMap::from([("data".to_owned(), "8 samples".into())]);
     if fault == Fault::OtherRecipe {
         recipe.weight_decay += 0.5;
     }
     if fault == Fault::OtherData {
-        identity.insert("data".to_owned(), "9 samples".to_owned());
+        identity.insert("data".to_owned(), "9 samples".into());
     }
     if fault == Fault::OtherWeights {
         // One in 256 of their values.
@@ -231,18 +232,25 @@ fn train(rank: Option<&Rank>, job: &Job, fault: Fault) -> Result<Trained, VlmTra
     if *resume {
         trainer = trainer.resume(folder, &identity)?;
     }
-    let validation: Vec<_> = samples(1, &config)
-        .into_iter()
-        .map(|sample| packed(vec![sample]))
-        .collect();
+    let validation = || -> vlm_data::Result<Batches<'_>> {
+        Ok(Box::new(batches(&config, 4, place, 1, Fault::None).take(1)))
+    };
     let options = RunOptions {
-        folder,
+        folder: &RunFolder::shared(folder),
         identity: &identity,
-        checkpoint_every: 2,
-        validation: &validation,
+        base: Path::new(FAMILY),
+        records: SAMPLES,
+        checkpoints: Checkpoints {
+            every: 2,
+            interval: Duration::from_secs(3600),
+            keep: 1,
+        },
+        validation: Some(&validation),
+        patience: None,
         questions: None,
         validate_every: 2,
         record_step: None,
+        memory: &|| None,
         stop: &AtomicBool::new(false),
     };
     let from = trainer

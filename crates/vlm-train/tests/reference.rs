@@ -220,7 +220,7 @@ fn write_adapters() {
         let (_, trainer) = follow(family, &lora(), cut, &curves(family)["lora_4"], 50);
         let (config, _) = load(family);
         trainer
-            .save_adapter(&folder, family, &packed(vec![sample(1, &config)]))
+            .save_adapter(&folder, family.as_ref(), &packed(vec![sample(1, &config)]))
             .unwrap();
         let logits = logits(&trainer.model().valid(), &config);
         let entry = Entry {

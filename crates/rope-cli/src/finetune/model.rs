@@ -88,20 +88,6 @@ fn configure(device: &mut Device, dtype: DType) -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// Copies what a folder of a model holds besides weights.
-pub(super) fn copy_others(from: &Path, to: &Path) -> Result<(), Box<dyn Error>> {
-    for entry in fs::read_dir(from)? {
-        let path = entry?.path();
-        let Some(name) = path.file_name().and_then(|name| name.to_str()) else {
-            continue;
-        };
-        if path.is_file() && !WEIGHTS.iter().any(|end| name.ends_with(end)) {
-            fs::copy(&path, to.join(name))?;
-        }
-    }
-    Ok(())
-}
-
 /// Draws the weights now; otherwise each is drawn at first use, in an order that the first forward
 /// pass decides. Word embeddings, which may also be the head, are made as small as transformers
 /// draws them, or the first losses would be far above those of a guess.

@@ -369,6 +369,16 @@ pub enum RecordProblem {
     NoGenerationTag,
 }
 
+impl TextError {
+    /// True for a conversation longer than the token limit.
+    pub fn is_too_long(&self) -> bool {
+        match self {
+            Self::Record { problem, .. } => matches!(**problem, RecordProblem::TooLong { .. }),
+            _ => false,
+        }
+    }
+}
+
 /// At most eight names.
 fn list(names: &[String]) -> String {
     let shown: Vec<_> = names

@@ -21,7 +21,7 @@ pub(crate) const FAMILIES: [&str; 5] = [
     "qwen3_5_tiny",
 ];
 pub(crate) const ALL: [ModelPart; 3] = [ModelPart::Tower, ModelPart::Merger, ModelPart::Decoder];
-const SAMPLES: usize = 8;
+pub(crate) const SAMPLES: usize = 8;
 const BATCH: usize = 4;
 
 pub(crate) fn fixtures() -> PathBuf {
