@@ -17,6 +17,7 @@ mod ascend_training;
 #[cfg(feature = "ascend-sim")]
 mod attention;
 mod bench;
+mod daily;
 mod data;
 mod device;
 mod dumps;

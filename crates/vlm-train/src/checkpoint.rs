@@ -131,7 +131,7 @@ impl Run {
     ///
     /// # Errors
     /// [`VlmTrainError::File`], [`VlmTrainError::Damaged`]
-    fn read(folder: &Path, steps: usize, parameters: &[Parameter]) -> Result<Self> {
+    fn read(folder: &Path, steps: usize) -> Result<Self> {
         let path = folder.join(RUN);
         let text = fs::read_to_string(&path).map_err(VlmTrainError::file("read", &path))?;
         let damaged = |reason: String| VlmTrainError::Damaged {
@@ -153,8 +153,6 @@ impl Run {
             }
         }
         let most = run.updates.values().copied().max().unwrap_or(0);
-        let known = |name: &String| parameters.iter().any(|parameter| parameter.name == *name);
-        let unknown = run.updates.keys().find(|name| !known(name));
         let of_recipe = run.recipe.steps;
         let reason = if run.steps != steps {
             format!(
@@ -165,8 +163,6 @@ impl Run {
             format!("it is of step {steps} of {of_recipe}")
         } else if most > steps as u64 {
             format!("a parameter has {most} updates in {steps} steps")
-        } else if let Some(name) = unknown {
-            format!("{name} is not trained")
         } else {
             return Ok(run);
         };
@@ -195,6 +191,8 @@ impl Run {
             });
         }
         let mut found = self.recipe.clone();
+        // Activations computed anew have the same bits.
+        found.recompute = recipe.recompute;
         if recipe.had_rates_of(&found, self.steps) {
             // More steps, whose rates so far were the same.
             (found.steps, found.warmup_steps) = (recipe.steps, recipe.warmup_steps);
@@ -327,8 +325,14 @@ impl Trainer {
             let folder = folder.to_owned();
             return Err(VlmTrainError::NoCheckpoint { folder });
         };
-        let run = Run::read(&path, steps, &self.parameters)?;
+        let run = Run::read(&path, steps)?;
         run.expect_continued(&self.recipe, identity)?;
+        let mut names: Vec<&String> = self.parameters.iter().map(|p| &p.name).collect();
+        names.sort();
+        if !run.updates.keys().eq(names) {
+            let (path, reason) = (path.join(RUN), "it names other parameters".to_owned());
+            return Err(VlmTrainError::Damaged { path, reason });
+        }
         self.steps = run.steps;
         self.position = run.position;
         self.loss_scale = run.loss_scale;
@@ -565,20 +569,21 @@ pub(crate) fn value(of: &impl Serialize) -> Value {
     serde_json::to_value(of).unwrap_or_default()
 }
 
-/// Compares two runs' options.
+/// Compares two runs' options; those in objects, which follow from others, last.
 ///
 /// # Errors
 /// [`VlmTrainError::OtherRun`] with the first option that differs.
 pub(crate) fn same(name: &str, expected: &Value, found: &Value) -> Result<()> {
     match (expected, found) {
         (Value::Object(expected), Value::Object(found)) => {
-            for key in expected.keys().chain(found.keys()) {
-                let of = |object: &serde_json::Map<String, Value>| {
-                    object.get(key).cloned().unwrap_or_default()
-                };
-                same(key, &of(expected), &of(found))?;
-            }
-            Ok(())
+            let of = |object: &serde_json::Map<String, Value>, key: &String| {
+                object.get(key).cloned().unwrap_or_default()
+            };
+            let keys = expected.keys().chain(found.keys());
+            let pairs = keys.map(|key| (key, of(expected, key), of(found, key)));
+            let (nested, flat): (Vec<_>, Vec<_>) = pairs.partition(|(_, own, _)| own.is_object());
+            let mut pairs = flat.iter().chain(&nested);
+            pairs.try_for_each(|(key, own, other)| same(key, own, other))
         }
         _ if expected == found => Ok(()),
         _ => Err(VlmTrainError::OtherRun {

@@ -182,6 +182,13 @@ fn expect_sound(set: &DataSet, survey: &Survey, args: &FinetuneArgs) -> Result<(
     let (left_out, wrong): (Vec<_>, Vec<_>) =
         survey.faults().partition(|(_, fault)| is_left_out(fault));
     let records = set.len();
+    if !left_out.is_empty() {
+        let count = left_out.len();
+        note(format_args!(
+            "warning: {count} of {records} records are left out\n{}",
+            list(&left_out)
+        ));
+    }
     if !wrong.is_empty() {
         let long = wrong.iter().any(|(_, fault)| fault.is_too_long);
         let advice = if long {
@@ -196,13 +203,6 @@ fn expect_sound(set: &DataSet, survey: &Survey, args: &FinetuneArgs) -> Result<(
             list(&wrong)
         )
         .into());
-    }
-    if !left_out.is_empty() {
-        let count = left_out.len();
-        note(format_args!(
-            "warning: {count} of {records} records are left out\n{}",
-            list(&left_out)
-        ));
     }
     Ok(())
 }

@@ -8,8 +8,17 @@ use clap::parser::ValueSource;
 use clap::{ArgAction, ArgMatches, Command};
 use toml::{Table, Value};
 
-/// The option that names the file, and those that belong to a single run.
-const OWN: [&str; 4] = ["options", "resume", "plan", "prove_cut"];
+/// The option that names the file, and those that belong to one start of the program.
+const OWN: [&str; 8] = [
+    "options",
+    "resume",
+    "plan",
+    "memory",
+    "prove_cut",
+    "hosts",
+    "host",
+    "rendezvous",
+];
 
 /// The arguments with the options of the file that `--options` names in front. Those that are also
 /// given as arguments are left out of the file's.

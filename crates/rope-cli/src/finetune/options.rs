@@ -444,13 +444,19 @@ impl FinetuneArgs {
             // The fingerprint of the data knows which records are left out.
             options.remove("max-tokens");
         }
+        // Those that follow from others, or matter by others, are compared after them.
+        let derived = ["alpha", "learning-rate", "tower-rate", "merger-rate"];
+        let derived =
+            derived.map(|name| (name.to_owned(), options.remove(name).unwrap_or_default()));
+        let mut derived: serde_json::Map<String, Value> = derived.into_iter().collect();
         if self.loss_rule == RuleChoice::MicroBatches {
-            options.insert("micro-tokens".to_owned(), self.micro_tokens.into());
-            options.insert(
+            derived.insert("micro-tokens".to_owned(), self.micro_tokens.into());
+            derived.insert(
                 "cut".to_owned(),
                 format!("{:?}", self.cut).to_lowercase().into(),
             );
         }
+        options.insert("derived".to_owned(), Value::Object(derived));
         options
     }
 
