@@ -202,7 +202,7 @@ pub fn main() -> ExitCode {
     if args.len() < 2 {
         args.push("train".into());
     }
-    let mut command = parser(Cli::command());
+    let mut command = parser(Cli::command()).mut_subcommand("finetune", finetune::headed);
     let args = match finetune::file::with_file(&command, args) {
         Ok(args) => args,
         Err(error) => {

@@ -144,6 +144,7 @@ fn faults_of_the_data_are_known_before_step_1() {
     for (options, code) in [
         (&[][..], 1),
         (&["--on-error", "skip"], 0),
+        (&["--too-long", "skip"], 1),
         (&["--on-error", "skip", "--too-long", "drop-turns"], 0),
     ] {
         let checked = Command::new(env!("CARGO_BIN_EXE_mrope"))

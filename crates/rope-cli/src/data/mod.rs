@@ -16,17 +16,19 @@ use std::time::{Duration, Instant};
 use clap::{Args, Subcommand, ValueHint};
 use indicatif::{ProgressBar, ProgressStyle};
 use vlm_data::SampleEncoder;
-use vlm_data::check::{CheckOptions, DataReport, check_data};
+use vlm_data::check::{CheckOptions, DataReport, Severity, check_data};
 use vlm_data::text::TextError;
 use vlm_data::text::format::Conversations;
 
-use self::options::{LabelArgs, OnFault, RecordArgs};
+use self::options::{LabelArgs, OnFault, RecordArgs, TooLong};
 use self::report::Checked;
 use crate::arguments::count_in;
 use crate::stdio::{note, stdout};
 
 const FORMAT: &str = include_str!("format.txt");
 const LENGTHS: &str = "lengths.svg";
+/// The kind of finding about conversations above the limit.
+const TOO_LONG: &str = "too-long";
 /// Between two lines of progress, where there is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
@@ -112,11 +114,19 @@ pub(crate) fn run(args: &DataArgs) -> Result<ExitCode, Box<dyn Error>> {
         checked.print(&mut out)?;
     }
     out.flush()?;
-    let are_skipped = args.records.on_error == OnFault::Skip;
-    Ok(match report.has_errors() && !are_skipped {
-        true => ExitCode::FAILURE,
-        false => ExitCode::SUCCESS,
-    })
+    let is_left_out = |kind: &str| {
+        let records = &args.records;
+        records.on_error == OnFault::Skip || (records.too_long == TooLong::Skip && kind == TOO_LONG)
+    };
+    Ok(
+        match report
+            .of(Severity::Error)
+            .all(|found| is_left_out(found.kind))
+        {
+            true => ExitCode::SUCCESS,
+            false => ExitCode::FAILURE,
+        },
+    )
 }
 
 impl CheckArgs {

@@ -33,7 +33,7 @@ use crate::stdio::{note, stdout};
 
 use data::{Files, RunData};
 use memory::{Metered, StepMeter};
-pub(crate) use options::{FinetuneArgs, Precision};
+pub(crate) use options::{FinetuneArgs, Precision, headed};
 use progress::Progress;
 use stop::Stop;
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use burn::tensor::DType;
-use clap::{Args, ValueEnum, ValueHint};
+use clap::{Args, Command, ValueEnum, ValueHint};
 use rope_ascend::safe::CommunicatorOptions;
 use serde::Serialize;
 use serde_json::Value;
@@ -22,6 +22,51 @@ const MOST_HOSTS: usize = 4096;
 const BY_VARIABLES: &str = "env";
 /// The number of epochs if --steps decides.
 const ENDLESS: u64 = u64::MAX;
+
+/// The headings of `--help`, and the options below each.
+const HEADINGS: [(&str, &str); 7] = [
+    (
+        "Data",
+        "data val split_validation media format max_tokens too_long on_error max_pixels \
+         video_max_pixels fps train_turns label_rule survey",
+    ),
+    (
+        "Batch",
+        "epochs steps batch batch_tokens micro_tokens cut loss_rule no_recompute",
+    ),
+    (
+        "Trained parts",
+        "full parts rank alpha dropout rslora targets random_weights",
+    ),
+    (
+        "Optimizer",
+        "learning_rate tower_rate merger_rate schedule warmup warmup_steps decay_steps least_rate \
+         betas epsilon weight_decay max_norm precision no_masters seed",
+    ),
+    (
+        "Devices",
+        "device token_file path hosts host rendezvous rank_timeout shard_optimizer",
+    ),
+    (
+        "Output",
+        "out resume checkpoint_every checkpoint_minutes keep validate_every patience samples \
+         record_step options quiet",
+    ),
+    ("Dry runs", "plan memory prove_cut"),
+];
+
+/// The command with its options below headings.
+pub(crate) fn headed(command: Command) -> Command {
+    command.mut_args(|arg| {
+        let id = arg.get_id().to_string();
+        let mut headings = HEADINGS.iter();
+        let found = headings.find(|(_, ids)| ids.split(' ').any(|listed| listed == id));
+        match found {
+            Some((heading, _)) => arg.help_heading(*heading),
+            None => arg,
+        }
+    })
+}
 
 /// Options of `mrope finetune`. Those that are not serialised change no number of a run.
 #[derive(Clone, Debug, Args, Serialize)]
