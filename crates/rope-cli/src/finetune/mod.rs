@@ -223,6 +223,11 @@ impl Job {
         let position = trainer.position();
         let (encoding, reading) = (self.encoder.clone(), self.data.train.clone());
         let validating = LoaderOptions {
+            // Of one micro-batch; several ranks would each build the samples of all.
+            batch: match loading.ranks {
+                1 => BatchSize::Tokens(args.micro_tokens),
+                _ => loading.batch,
+            },
             seed: None,
             epochs: 1,
             ahead_bytes: AHEAD_BYTES.min(loading.ahead_bytes),
