@@ -6,6 +6,9 @@ use std::path::Path;
 
 use crate::error::{Cause, FileError, Result};
 
+/// A limit for configurations and other texts.
+pub const MAX_TEXT_BYTES: u64 = 256 << 20;
+
 /// Opens a regular file, or the one that a link leads to, for reading.
 ///
 /// # Errors
