@@ -33,7 +33,7 @@ pub(super) fn fingerprint(folder: &Path) -> io::Result<u64> {
         if name != "config.json" && !WEIGHTS.iter().any(|end| name.ends_with(end)) {
             continue;
         }
-        let mut file = plain_files::open(&folder.join(&name)).map_err(|error| error.cause)?;
+        let mut file = plain_files::open(&folder.join(&name)).map_err(io::Error::other)?;
         let bytes = file.metadata()?.len();
         hash.add(name.as_bytes());
         hash.add(&bytes.to_le_bytes());
