@@ -1,7 +1,7 @@
 //! `mrope`: trains a multimodal model with rotary position embedding, and checks rotations.
 //!
 //! It is a library so that tests of the workspace can enable its features.
-
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "test code"))]
 #![deny(clippy::print_stderr, clippy::print_stdout)]
 
 mod arguments;

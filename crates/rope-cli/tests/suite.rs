@@ -1,5 +1,6 @@
 //! `mrope` as a user runs it, and the simulated NPU under whole models. One program: each would link
 //! all of burn.
+#![allow(clippy::disallowed_methods, reason = "test code")]
 
 #[cfg(feature = "ascend-sim")]
 mod common;
@@ -22,6 +23,8 @@ mod data;
 mod device;
 mod dumps;
 mod finetune;
+#[cfg(unix)]
+mod irregular;
 mod model_folder;
 mod models;
 mod output;

@@ -222,3 +222,12 @@ impl VlmDataError {
         }
     }
 }
+
+impl From<plain_files::FileError> for VlmDataError {
+    fn from(error: plain_files::FileError) -> Self {
+        Self::File {
+            path: error.path,
+            reason: error.cause.to_string(),
+        }
+    }
+}

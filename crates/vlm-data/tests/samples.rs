@@ -1,6 +1,7 @@
 //! Records to samples and batches, against transformers and against each other.
 //!
 //! The expected values are in `fixtures/samples`, written by `fixtures/generate/samples.py`.
+#![allow(clippy::disallowed_methods, reason = "test code")]
 
 mod folder;
 

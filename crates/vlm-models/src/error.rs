@@ -317,6 +317,16 @@ impl From<RotaryError> for VlmError {
     }
 }
 
+impl From<plain_files::FileError> for VlmError {
+    fn from(error: plain_files::FileError) -> Self {
+        Self::File {
+            action: error.action,
+            path: error.path,
+            reason: error.cause.to_string(),
+        }
+    }
+}
+
 impl VlmError {
     /// For `map_err`: the action and the file that failed.
     pub(crate) fn file<E: std::fmt::Display>(

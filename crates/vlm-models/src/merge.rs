@@ -16,7 +16,7 @@ use burn::tensor::{DType, Device, Element, Tensor, TensorData};
 
 use crate::config::VlmConfig;
 use crate::error::{Result, VlmError};
-use crate::file::{Sink, TensorFile, write_whole};
+use crate::file::{self, Sink, TensorFile};
 use crate::linear::adapter_dtype;
 use crate::load::{Found, INDEX, Kind, Weights, fingerprint, weights};
 use crate::peft::AdapterFile;
@@ -178,10 +178,9 @@ impl Merge {
         self.copy_others(&partial.path)?;
         let check = self.check(&partial.path)?;
         let config = self.base.join(CONFIG);
-        let bytes = fs::read(&config).map_err(VlmError::file("read", &config))?;
+        let config = file::text(&config)?;
         partial.commit(out)?;
-        let config = out.join(CONFIG);
-        write_whole(&config, &bytes).map_err(VlmError::file("write", &config))?;
+        plain_files::write_whole(&out.join(CONFIG), config.as_bytes())?;
         let mark = out.join(MARK);
         fs::remove_file(&mark).map_err(VlmError::file("remove", &mark))?;
         Ok(check)
@@ -298,7 +297,7 @@ impl Merge {
                 continue;
             }
             let copied = fs::copy(&path, folder.join(name)).and_then(|_| {
-                let copy = File::open(folder.join(name))?;
+                let copy = plain_files::open(&folder.join(name)).map_err(|error| error.cause)?;
                 copy.sync_all()
             });
             copied.map_err(VlmError::file("copy", &path))?;
@@ -492,14 +491,8 @@ impl Partial {
 
     /// Gives the folder its name.
     fn commit(self, out: &Path) -> Result<()> {
-        let commit = || -> std::io::Result<()> {
-            // Not every system can open a folder; if it can, syncing it writes its names to disk.
-            if let Ok(folder) = File::open(&self.path) {
-                folder.sync_all()?;
-            }
-            fs::rename(&self.path, out)
-        };
-        commit().map_err(VlmError::file("rename", out))
+        plain_files::sync_folder(&self.path)?;
+        fs::rename(&self.path, out).map_err(VlmError::file("rename", out))
     }
 }
 

@@ -105,8 +105,10 @@ impl Vlm {
             "alpha_pattern": {}
         });
         let path = folder.join(CONFIG);
-        let written = file::write_whole(&path, format!("{text:#}\n").as_bytes());
-        written.map_err(VlmError::file("write", path))
+        Ok(plain_files::write_whole(
+            &path,
+            format!("{text:#}\n").as_bytes(),
+        )?)
     }
 
     /// Freezes the model, removes earlier adapters and loads those of a folder written by PEFT or

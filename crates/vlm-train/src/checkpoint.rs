@@ -8,7 +8,7 @@
 //! PEFT's files, so that a checkpoint is also an adapter.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::{self, File};
+use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use vlm_data::{DataPosition, Fingerprint};
 use vlm_models::Parameter;
-use vlm_models::file::{Entry, Sink, TensorFile, write_whole};
+use vlm_models::file::{Entry, Sink, TensorFile};
 
 use crate::error::{Result, VlmTrainError};
 use crate::loss_scale::LossScale;
@@ -133,7 +133,7 @@ impl Run {
     /// [`VlmTrainError::File`], [`VlmTrainError::Damaged`]
     fn read(folder: &Path, steps: usize) -> Result<Self> {
         let path = folder.join(RUN);
-        let text = fs::read_to_string(&path).map_err(VlmTrainError::file("read", &path))?;
+        let text = plain_files::read_text(&path, plain_files::MAX_TEXT_BYTES)?;
         let damaged = |reason: String| VlmTrainError::Damaged {
             path: path.clone(),
             reason,
@@ -287,7 +287,7 @@ impl Trainer {
         let path = partial.join(RUN);
         let json = run.hashed().and_then(|run| serde_json::to_vec(&run));
         let json = json.map_err(VlmTrainError::file("write", &path))?;
-        write_whole(&path, &json).map_err(VlmTrainError::file("write", &path))?;
+        plain_files::write_whole(&path, &json)?;
         sync(&partial)?;
         fs::rename(&partial, &whole).map_err(VlmTrainError::file("rename", &partial))?;
         sync(folder)?;
@@ -558,11 +558,7 @@ pub(crate) fn remove(folder: &Path) -> Result<()> {
 
 /// Syncs a folder's entries to disk, if the system supports it.
 pub(crate) fn sync(folder: &Path) -> Result<()> {
-    if cfg!(unix) {
-        let sync = File::open(folder).and_then(|folder| folder.sync_all());
-        sync.map_err(VlmTrainError::file("write", folder))?;
-    }
-    Ok(())
+    Ok(plain_files::sync_folder(folder)?)
 }
 
 pub(crate) fn value(of: &impl Serialize) -> Value {

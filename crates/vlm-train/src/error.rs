@@ -226,6 +226,16 @@ pub enum VlmTrainError {
     },
 }
 
+impl From<plain_files::FileError> for VlmTrainError {
+    fn from(error: plain_files::FileError) -> Self {
+        Self::File {
+            action: error.action,
+            path: error.path,
+            reason: error.cause.to_string(),
+        }
+    }
+}
+
 impl VlmTrainError {
     /// For `map_err`: the action and the file that failed.
     pub(crate) fn file<E: std::fmt::Display>(

@@ -127,7 +127,7 @@ fn is_at(_file: &File, _path: &Path) -> bool {
 
 /// The name of this host.
 fn host() -> String {
-    let name = fs::read_to_string("/proc/sys/kernel/hostname").ok();
+    let name = plain_files::read_text(Path::new("/proc/sys/kernel/hostname"), 4096).ok();
     let name = name.or_else(|| std::env::var("HOSTNAME").ok());
     name.map_or("this host".to_owned(), |name| name.trim().to_owned())
 }

@@ -26,6 +26,7 @@
 //! | [`compare`] | two such files: their first difference and its likely cause |
 //! | `ranks` | several devices and hosts: messages between ranks, and sums over them |
 //! | `run` | the loop |
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "test code"))]
 
 mod adapter;
 mod answer;

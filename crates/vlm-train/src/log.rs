@@ -1,11 +1,10 @@
 //! `log.jsonl`: one line per step, validation and set of answers.
 
 use std::fs::{File, OpenOptions};
-use std::io::{ErrorKind, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use vlm_models::file::write_whole;
 
 use crate::error::{Result, VlmTrainError};
 use crate::folder::set_aside;
@@ -37,10 +36,9 @@ impl Log {
         let aside = (steps == 0 && has_lines)
             .then(|| set_aside(&path))
             .transpose()?;
-        let text = match std::fs::read(&path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
-            Err(error) => return Err(VlmTrainError::file("read", &path)(error)),
+        let text = match plain_files::read(&path, u64::MAX) {
+            Err(error) if error.is_missing() => Vec::new(),
+            read => read?,
         };
         let kept = text
             .split_inclusive(|byte| *byte == b'\n')
@@ -49,7 +47,7 @@ impl Log {
                 line.ends_with(b"\n") && step.is_ok_and(|step| step <= steps)
             });
         let kept: Vec<u8> = kept.flatten().copied().collect();
-        write_whole(&path, &kept).map_err(VlmTrainError::file("write", &path))?;
+        plain_files::write_whole(&path, &kept)?;
         let file = OpenOptions::new().append(true).open(&path);
         let file = file.map_err(VlmTrainError::file("write", &path))?;
         Ok((Self { path, file }, aside))

@@ -1,7 +1,7 @@
 //! Training against transformers, itself and its checkpoints. One program, since each links all of
 //! burn; the tests that count memory are separate programs.
 
-#![allow(clippy::unwrap_used, reason = "test code")]
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, reason = "test code")]
 
 mod common;
 mod compare;

@@ -6,7 +6,7 @@ mod page;
 mod report;
 
 use std::error::Error;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -140,9 +140,8 @@ impl CheckArgs {
         &self,
         bar: &ProgressBar,
     ) -> Result<Conversations<impl std::io::BufRead + use<>>, String> {
-        let error = |error| format!("cannot read {}: {error}", self.file.display());
-        let file = File::open(&self.file).map_err(error)?;
-        bar.set_length(file.metadata().map_err(error)?.len());
+        let file = plain_files::open(&self.file).map_err(|error| error.to_string())?;
+        bar.set_length(file.metadata().map_or(0, |data| data.len()));
         let folder = self.file.parent().unwrap_or(Path::new(""));
         let input = BufReader::with_capacity(1 << 16, bar.wrap_read(file));
         Ok(Conversations::new(

@@ -13,7 +13,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use vlm_data::{
     DataSet, Fault, Fingerprint, MicroBatch, SampleEncoder, Share, Survey, SurveyOptions,
 };
-use vlm_models::{ModelPart, file::write_whole};
+use vlm_models::ModelPart;
 use vlm_train::{Recipe, TrainedParts};
 
 use super::options::{FinetuneArgs, Survey as Reading};
@@ -219,7 +219,8 @@ impl Surveys {
         let mut hash = Fingerprint::default();
         hash.add(format!("{:?} {:?}", encoder.options(), args.records.file_options()).as_bytes());
         hash.add(&others(&args.folder)?.to_le_bytes());
-        let text = fs::read_to_string(args.out.join(SURVEYS)).unwrap_or_default();
+        let text = plain_files::read_text(&args.out.join(SURVEYS), plain_files::MAX_TEXT_BYTES)
+            .unwrap_or_default();
         Ok(Self {
             folder: format!("{:016x}", hash.value()),
             // A file that cannot be read only costs the reading of the data.
@@ -259,8 +260,7 @@ impl Surveys {
     fn write(&self, args: &FinetuneArgs) -> Result<(), Box<dyn Error>> {
         if args.host == 0 && !args.prove_cut && self.used != self.known {
             let text = serde_json::to_vec(&self.used)?;
-            write_whole(&args.out.join(SURVEYS), &text)
-                .map_err(|error| format!("cannot write {SURVEYS}: {error}"))?;
+            plain_files::write_whole(&args.out.join(SURVEYS), &text)?;
         }
         Ok(())
     }
@@ -324,7 +324,8 @@ fn others(folder: &Path) -> std::io::Result<u64> {
     let mut hash = Fingerprint::default();
     for name in names {
         hash.add(name.as_encoded_bytes());
-        hash.add(&fs::read(folder.join(name))?);
+        let path = folder.join(name);
+        hash.add(&plain_files::read(&path, MOST_BYTES).map_err(|error| error.cause)?);
     }
     Ok(hash.value())
 }

@@ -1,7 +1,6 @@
 //! A file of options: TOML, with the names that the options have on the command line.
 
 use std::ffi::OsString;
-use std::fs;
 use std::path::Path;
 
 use clap::parser::ValueSource;
@@ -42,7 +41,8 @@ pub(crate) fn with_file(command: &Command, args: Vec<OsString>) -> Result<Vec<Os
     };
     let path = Path::new(path);
     let wrong = |reason: String| format!("cannot take options from {}: {reason}", path.display());
-    let text = fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
+    let text = plain_files::read_text(path, plain_files::MAX_TEXT_BYTES)
+        .map_err(|error| wrong(error.cause.to_string()))?;
     let table: Table = text
         .parse()
         .map_err(|error: toml::de::Error| wrong(error.to_string()))?;

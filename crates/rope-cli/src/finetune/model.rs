@@ -1,7 +1,7 @@
 //! The model before and after training.
 
 use std::error::Error;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
@@ -33,7 +33,7 @@ pub(super) fn fingerprint(folder: &Path) -> io::Result<u64> {
         if name != "config.json" && !WEIGHTS.iter().any(|end| name.ends_with(end)) {
             continue;
         }
-        let mut file = File::open(folder.join(&name))?;
+        let mut file = plain_files::open(&folder.join(&name)).map_err(io::Error::other)?;
         let bytes = file.metadata()?.len();
         hash.add(name.as_bytes());
         hash.add(&bytes.to_le_bytes());

@@ -102,6 +102,15 @@ pub enum TextError {
     },
 }
 
+impl From<plain_files::FileError> for TextError {
+    fn from(error: plain_files::FileError) -> Self {
+        Self::File {
+            path: error.path,
+            reason: error.cause.to_string(),
+        }
+    }
+}
+
 /// A problem of one record. The message states the expectation, the finding and the remedy.
 #[derive(Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
