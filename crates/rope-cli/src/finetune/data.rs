@@ -22,6 +22,8 @@ use crate::stdio::note;
 
 /// The surveys of a folder's runs, by what they depend on.
 const SURVEYS: &str = "survey.json";
+/// More than the surveys of 2^32 records take.
+const MOST_SURVEY: u64 = 1 << 38;
 /// Files of a model's folder beyond this many bytes hold weights.
 const MOST_BYTES: u64 = 64 << 20;
 /// Faults that are listed.
@@ -215,7 +217,7 @@ struct Surveys {
 }
 
 impl Surveys {
-    fn of(args: &FinetuneArgs, encoder: &SampleEncoder) -> std::io::Result<Self> {
+    fn of(args: &FinetuneArgs, encoder: &SampleEncoder) -> Result<Self, Box<dyn Error>> {
         let mut hash = Fingerprint::default();
         hash.add(format!("{:?} {:?}", encoder.options(), args.records.file_options()).as_bytes());
         hash.add(&others(&args.folder)?.to_le_bytes());
@@ -307,7 +309,7 @@ fn read(
 }
 
 /// A number that changes with the files of a model's folder besides its weights.
-fn others(folder: &Path) -> std::io::Result<u64> {
+fn others(folder: &Path) -> Result<u64, Box<dyn Error>> {
     let mut names = Vec::new();
     for entry in fs::read_dir(folder)? {
         let entry = entry?;

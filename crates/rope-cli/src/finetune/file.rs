@@ -7,6 +7,8 @@ use clap::parser::ValueSource;
 use clap::{ArgAction, ArgMatches, Command};
 use toml::{Table, Value};
 
+/// More than any file of options has.
+const MOST_BYTES: u64 = 1 << 20;
 /// The option that names the file, and those that belong to one start of the program.
 const OWN: [&str; 8] = [
     "options",
