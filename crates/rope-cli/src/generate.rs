@@ -12,6 +12,7 @@ use vlm_data::text::format::MediaSource;
 use vlm_data::text::{Conversation, IGNORED, Message, Part, Role, Tokenizer};
 use vlm_data::{Cut, MicroBatch, SampleEncoder, TrainingSample};
 use vlm_models::{GenerateOptions, GenerationConfig, Sampling, Vlm, VlmConfig};
+use vlm_train::{before_stop, stop_tokens};
 
 use crate::arguments::{MAX_TOKENS, count_in, seed};
 use crate::data::options::RecordArgs;
@@ -19,8 +20,6 @@ use crate::device::{Compute, Device, TokenArgs};
 use crate::finetune::Precision;
 use crate::stdio::{note, plain, stdout};
 
-/// The token that ends an answer where the folder names none.
-const END: &str = "<|im_end|>";
 /// The character that a decoder puts in the place of bytes that are no text yet.
 const UNFINISHED: char = '\u{fffd}';
 /// Tokens that may be waited for until they are text: a character has at most four bytes.
@@ -144,8 +143,10 @@ impl GenerateArgs {
     fn load(&self, device: &HostDevice) -> Result<Vlm, Box<dyn Error>> {
         let config = VlmConfig::from_folder(&self.folder)?;
         let mut device = device.clone();
-        if self.precision == Precision::Bf16 {
-            device.configure(FloatDType::BF16)?;
+        match self.precision {
+            Precision::F32 => {}
+            Precision::Bf16 => device.configure(FloatDType::BF16)?,
+            Precision::F16 => device.configure(FloatDType::F16)?,
         }
         let model = config.load(&self.folder, &device)?;
         Ok(match &self.adapter {
@@ -155,19 +156,16 @@ impl GenerateArgs {
         })
     }
 
-    fn options(&self, tokenizer: &Tokenizer) -> Result<GenerateOptions, Box<dyn Error>> {
-        let mut config = GenerationConfig::from_folder(&self.folder)?;
+    fn options(&self, encoder: &SampleEncoder) -> Result<GenerateOptions, Box<dyn Error>> {
+        let config = GenerationConfig::from_folder(&self.folder)?;
         for key in &config.ignored {
             note(format_args!(
                 "warning: generation_config.json has {key}, which is not applied"
             ));
         }
-        if config.stop.is_empty() {
-            config.stop.extend(tokenizer.token_id(END).map(i64::from));
-        }
         Ok(GenerateOptions {
             count: self.max_new,
-            stop: config.stop,
+            stop: stop_tokens(&config, encoder),
             repetition_penalty: self
                 .repetition_penalty
                 .or(config.repetition_penalty)
@@ -212,7 +210,7 @@ impl GenerateArgs {
 pub(crate) fn run(args: &GenerateArgs) -> Result<(), Box<dyn Error>> {
     let samples = args.records.samples(None);
     let encoder = SampleEncoder::from_folder(&args.folder, samples)?;
-    let options = args.options(encoder.text().tokenizer())?;
+    let options = args.options(&encoder)?;
     let index = match &args.data {
         Some(path) => Some(args.records.open(path)?),
         None => None,
@@ -245,7 +243,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Box<dyn Error>> {
                 for record in batch {
                     let asked = reader.read(*record).map_err(Into::into);
                     let asked = asked.and_then(|conversation| {
-                        let reference = reference(&encoder, &conversation)?;
+                        let reference = reference(&encoder, &conversation, &options.stop)?;
                         question(&encoder, &conversation, Some(reference))
                     });
                     match asked {
@@ -298,14 +296,15 @@ fn question(
 fn reference(
     encoder: &SampleEncoder,
     conversation: &Conversation,
+    stop: &[i64],
 ) -> Result<String, Box<dyn Error>> {
     let labels = encoder.measure(conversation)?.text.labels;
     let end = labels.iter().rposition(|label| *label != IGNORED);
     let end = end.map_or(0, |last| last + 1);
     let start = labels[..end].iter().rposition(|label| *label == IGNORED);
     let start = start.map_or(0, |last| last + 1);
-    let text = decode(encoder.text().tokenizer(), &labels[start..end])?;
-    Ok(text.split(END).next().unwrap_or_default().to_owned())
+    let answer = before_stop(&labels[start..end], stop);
+    decode(encoder.text().tokenizer(), answer)
 }
 
 /// Answers some questions at once, and shows the answers. A single one is shown as it comes.
@@ -344,11 +343,7 @@ fn answer(
     for (question, tokens) in questions.iter().zip(rows) {
         speed.answers += 1;
         speed.tokens += tokens.len();
-        let ended = tokens
-            .last()
-            .is_some_and(|last| options.stop.contains(last));
-        let shown = &tokens[..tokens.len() - usize::from(ended)];
-        let answer = decode(tokenizer, shown)?;
+        let answer = decode(tokenizer, before_stop(&tokens, &options.stop))?;
         let reference = question.reference.as_ref().map(|text| text.trim());
         speed.equal += usize::from(reference == Some(answer.trim()));
         if args.json {

@@ -49,7 +49,7 @@ mod shards;
 mod sums;
 mod trainer;
 
-pub use answer::{Answer, Questions};
+pub use answer::{Answer, Questions, before_stop, stop_tokens};
 pub use batch::inputs;
 pub use checkpoint::Identity;
 pub use error::{Result, VlmTrainError};

@@ -21,10 +21,10 @@ use std::time::Duration;
 
 use burn::tensor::Device;
 use vlm_data::{BatchSize, DataSet, Loader, LoaderOptions, SampleEncoder};
-use vlm_models::{VlmConfig, VlmError};
+use vlm_models::{GenerationConfig, VlmConfig, VlmError};
 use vlm_train::{
     Batches, Checkpoints, Collective, Ending, Event, Identity, MemoryPlan, Questions, Rank, Recipe,
-    RunFolder, RunOptions, TrainedParts, Trainer, VlmTrainError,
+    RunFolder, RunOptions, TrainedParts, Trainer, VlmTrainError, stop_tokens,
 };
 
 use crate::device::{Compute, explained_reason};
@@ -391,9 +391,8 @@ fn questions(
     }
     let set = data.validation.as_ref().unwrap_or(&data.train);
     let mut reader = set.reader();
-    let mut samples = Vec::new();
-    for record in 0..set.len().min(args.samples) {
-        samples.push(encoder.encode(&reader.read(record)?)?);
-    }
-    Ok(Some(Questions::new(encoder.clone(), samples)?))
+    let conversations = (0..set.len().min(args.samples)).map(|record| reader.read(record));
+    let conversations = conversations.collect::<Result<Vec<_>, _>>()?;
+    let stop = stop_tokens(&GenerationConfig::from_folder(&args.folder)?, encoder);
+    Ok(Some(Questions::new(encoder.clone(), &conversations, stop)?))
 }

@@ -196,7 +196,7 @@ pub(crate) struct FinetuneArgs {
     pub(super) cut: CutChoice,
 
     /// Train the weights instead of adapters
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["rank", "alpha", "dropout", "rslora", "targets"])]
     pub(super) full: bool,
 
     /// Parts of the model to train, separated by commas
@@ -221,8 +221,8 @@ pub(crate) struct FinetuneArgs {
     pub(super) rslora: bool,
 
     /// Linear layers with adapters, comma-separated: name suffixes like q_proj, or regular
-    /// expressions of whole names [default: all in the parts]
-    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    /// expressions of whole names; all-linear: all in the parts [default: all-linear]
+    #[arg(long, value_name = "NAMES")]
     pub(super) targets: Vec<String>,
 
     /// Peak learning rate [default: 1e-4, with --full 1e-5]
@@ -442,6 +442,36 @@ fn above_0(text: &str) -> Result<f64, String> {
     }
 }
 
+/// The names that all linear layers have in other programs.
+const ALL_LINEAR: [&str; 2] = ["all-linear", "all"];
+
+/// The targets of a list, cut at the commas that are in no bracket of a regular expression.
+fn targets(given: &[String]) -> Vec<String> {
+    let mut targets = Vec::new();
+    for text in given {
+        let (mut depth, mut is_escaped, mut start) = (0_usize, false, 0);
+        for (place, letter) in text.char_indices() {
+            match letter {
+                _ if is_escaped => is_escaped = false,
+                '\\' => is_escaped = true,
+                '(' | '[' | '{' => depth += 1,
+                ')' | ']' | '}' => depth = depth.saturating_sub(1),
+                ',' if depth == 0 => {
+                    targets.push(text[start..place].to_owned());
+                    start = place + 1;
+                }
+                _ => {}
+            }
+        }
+        targets.push(text[start..].to_owned());
+    }
+    targets.retain(|target| !target.is_empty());
+    if targets.iter().any(|target| ALL_LINEAR.contains(&&target[..])) {
+        targets.clear();
+    }
+    targets
+}
+
 impl FinetuneArgs {
     /// The type of weights and activations.
     pub(super) fn dtype(&self) -> DType {
@@ -628,7 +658,7 @@ impl FinetuneArgs {
                     dropout: self.dropout,
                     rslora: self.rslora,
                     parts,
-                    targets: self.targets.clone(),
+                    targets: targets(&self.targets),
                 })
             },
             rates: Rates {
@@ -707,6 +737,20 @@ mod tests {
             let found = variables.iter().find(|(known, _)| *known == name);
             found.map(|(_, value)| (*value).to_owned())
         })
+    }
+
+    #[test]
+    fn targets_are_cut_at_commas_outside_of_brackets() {
+        for (given, expected) in [
+            (r"layers\.[0-9]{1,2}\.q_proj", &[r"layers\.[0-9]{1,2}\.q_proj"][..]),
+            ("q_proj,v_proj", &["q_proj", "v_proj"]),
+            (r"(a,b)\,c,[,x],d\{,e", &[r"(a,b)\,c", "[,x]", r"d\{", "e"]),
+            ("all-linear", &[]),
+            ("all", &[]),
+            ("q_proj,", &["q_proj"]),
+        ] {
+            assert_eq!(targets(&[given.to_owned()]), expected, "{given}");
+        }
     }
 
     #[test]
