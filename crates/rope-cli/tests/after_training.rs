@@ -51,7 +51,8 @@ pub(crate) fn made() -> &'static Path {
         fs::create_dir_all(&folder).expect("creates");
         let at = |name: &str| folder.join(name).display().to_string();
         done(&format!(
-            "finetune model --random-weights --full --data train.jsonl --batch 2 --steps 1 --out {}",
+            "finetune model --random-weights --full --data train.jsonl --batch 2 --steps 1 --warmup 0 \
+             --out {}",
             at("run")
         ));
         for (name, options) in [

@@ -19,9 +19,9 @@ const ADAPTED: &str = "generate model --prompt hi --max-new 1 --adapter adapter"
 const MERGE: &str = "merge model --adapter adapter --out merged";
 const CHECK: &str = "data check data.jsonl --model model";
 const SHOW: &str = "data check data.jsonl --model model --show 1";
-const TUNE: &str = "finetune model --data data.jsonl --batch 2 --steps 1 --rank 4 --out out";
+const TUNE: &str = "finetune model --data data.jsonl --batch 2 --steps 2 --rank 4 --out out";
 const RESUME: &str =
-    "finetune model --data data.jsonl --batch 2 --steps 1 --rank 4 --out run --resume";
+    "finetune model --data data.jsonl --batch 2 --steps 2 --rank 4 --out run --resume";
 const TRAIN: &str = "train --steps 1 --batch 2 --test-questions 2 --out demo --resume";
 const NO_FILE: &str = "it is no regular file";
 const NO_CHECKPOINT: &str = "no complete checkpoint";
@@ -80,7 +80,7 @@ const FILES: &[(&str, &[&str], &str, &str)] = &[
     (
         "val.jsonl",
         &[],
-        "finetune model --data data.jsonl --val val.jsonl --steps 1 --out out",
+        "finetune model --data data.jsonl --val val.jsonl --steps 2 --out out",
         NO_FILE,
     ),
     ("picture.png", &[], CHECK, NO_FILE),
@@ -101,6 +101,12 @@ const FILES: &[(&str, &[&str], &str, &str)] = &[
         &[],
         RESUME,
         NO_CHECKPOINT,
+    ),
+    (
+        "options.toml",
+        &[],
+        "finetune --options options.toml",
+        NO_FILE,
     ),
     (
         "record.safetensors",

@@ -1,7 +1,6 @@
 //! A file of options: TOML, with the names that the options have on the command line.
 
 use std::ffi::OsString;
-use std::fs;
 use std::path::Path;
 
 use clap::parser::ValueSource;
