@@ -20,7 +20,7 @@ pub use error::{Result, VlmDataError};
 pub use fingerprint::Fingerprint;
 pub use loader::{BatchSize, DataPosition, GlobalBatch, Loader, LoaderOptions, OnError};
 pub use sample::{SampleEncoder, SampleOptions, TrainingSample};
-pub use survey::{Fault, Survey, SurveyOptions, Surveyed};
+pub use survey::{NoSample, Survey, SurveyOptions, Surveyed};
 
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/data-text.md")]

@@ -35,12 +35,12 @@ pub enum Surveyed {
     /// A sample: its tokens, trained tokens, patches of pictures and patches of videos.
     Sample([u32; 4]),
     /// No sample.
-    Fault(Fault),
+    NoSample(NoSample),
 }
 
 /// The reason why a record gives no sample.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Fault {
+pub struct NoSample {
     /// The error.
     pub message: String,
     /// True if it is longer than the encoder's limit.
@@ -101,10 +101,10 @@ impl Survey {
     }
 
     /// The faults with the numbers of their records.
-    pub fn faults(&self) -> impl Iterator<Item = (usize, &Fault)> {
+    pub fn faults(&self) -> impl Iterator<Item = (usize, &NoSample)> {
         let faults = self.records.iter().enumerate();
         faults.filter_map(|(number, record)| match record {
-            Surveyed::Fault(fault) => Some((number, fault)),
+            Surveyed::NoSample(fault) => Some((number, fault)),
             Surveyed::Sample(_) => None,
         })
     }
@@ -142,7 +142,7 @@ impl Surveyed {
                 ];
                 Self::Sample(counts.map(|count| u32::try_from(count).unwrap_or(u32::MAX)))
             }
-            Err(error) => Self::Fault(Fault {
+            Err(error) => Self::NoSample(NoSample {
                 message: error.to_string(),
                 is_too_long: error.is_too_long(),
             }),
@@ -153,7 +153,7 @@ impl Surveyed {
     pub fn tokens(&self) -> usize {
         match self {
             Self::Sample([tokens, ..]) => *tokens as usize,
-            Self::Fault(_) => 0,
+            Self::NoSample(_) => 0,
         }
     }
 
@@ -161,7 +161,7 @@ impl Surveyed {
     pub fn patches(&self) -> usize {
         match self {
             Self::Sample([_, _, pictures, videos]) => *pictures as usize + *videos as usize,
-            Self::Fault(_) => 0,
+            Self::NoSample(_) => 0,
         }
     }
 }

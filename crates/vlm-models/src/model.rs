@@ -89,6 +89,14 @@ impl Vlm {
         [self.image_token, self.video_token]
     }
 
+    /// True for each placeholder of a video in a prompt.
+    ///
+    /// # Errors
+    /// [`VlmError::PositionIds`] if the prompt contradicts itself.
+    pub fn video_tokens(&self, prompt: &rope_core::position_ids::Prompt) -> Result<Vec<bool>> {
+        Ok(self.position_rules.video_tokens(prompt)?)
+    }
+
     /// The type of weights and activations.
     pub fn dtype(&self) -> DType {
         self.language_model.embed_tokens.weight.dtype()

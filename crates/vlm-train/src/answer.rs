@@ -120,15 +120,25 @@ impl Questions {
         let ids = &sample.text.input_ids;
         let mut left = ids.iter().filter(|id| pads.contains(id)).count();
         let (mut images, mut videos) = (0, 0);
-        let parts = conversation.messages.iter().flat_map(|message| &message.parts);
+        let parts = conversation
+            .messages
+            .iter()
+            .flat_map(|message| &message.parts);
         for part in parts {
             let (kept, of, grids, count) = match part {
                 Part::Text(_) => continue,
-                Part::Image(index) => (&sample.text.images, index, &sample.image_grids, &mut images),
-                Part::Video(index) => (&sample.text.videos, index, &sample.video_grids, &mut videos),
+                Part::Image(index) => {
+                    (&sample.text.images, index, &sample.image_grids, &mut images)
+                }
+                Part::Video(index) => {
+                    (&sample.text.videos, index, &sample.video_grids, &mut videos)
+                }
             };
             // Those of dropped turns are gone.
-            let Some(grid) = kept.iter().position(|kept| kept == of).and_then(|at| grids.get(at))
+            let Some(grid) = kept
+                .iter()
+                .position(|kept| kept == of)
+                .and_then(|at| grids.get(at))
             else {
                 continue;
             };

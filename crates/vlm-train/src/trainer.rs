@@ -247,7 +247,7 @@ impl Trainer {
             let ready = self.model.batch(&inputs(micro, &device))?;
             let mut add = |id, gradient| gradients.add(id, gradient);
             let mut trace = match &recording {
-                Some(recording) => recording.trace(&self.model, micro),
+                Some(recording) => recording.trace(&self.model, micro)?,
                 None => Trace::off(),
             };
             let labels = &micro.labels;

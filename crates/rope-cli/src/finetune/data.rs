@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use vlm_data::{
-    DataSet, Fault, Fingerprint, MicroBatch, SampleEncoder, Share, Survey, SurveyOptions,
+    DataSet, Fingerprint, MicroBatch, NoSample, SampleEncoder, Share, Survey, SurveyOptions,
 };
 use vlm_models::ModelPart;
 use vlm_train::{Recipe, TrainedParts};
@@ -167,11 +167,11 @@ impl RunData {
 /// # Errors
 /// Unless the options leave them out.
 fn expect_sound(set: &DataSet, survey: &Survey, args: &FinetuneArgs) -> Result<(), Box<dyn Error>> {
-    let is_left_out = |fault: &Fault| match args.records.on_error {
+    let is_left_out = |fault: &NoSample| match args.records.on_error {
         OnFault::Skip => true,
         OnFault::Stop => fault.is_too_long && args.records.too_long == TooLong::Skip,
     };
-    let list = |faults: &[(usize, &Fault)]| {
+    let list = |faults: &[(usize, &NoSample)]| {
         let lines = faults.iter().take(LISTED);
         let mut lines: Vec<String> = lines
             .map(|(_, fault)| format!("  {}", fault.message))
@@ -221,8 +221,7 @@ impl Surveys {
         let mut hash = Fingerprint::default();
         hash.add(format!("{:?} {:?}", encoder.options(), args.records.file_options()).as_bytes());
         hash.add(&others(&args.folder)?.to_le_bytes());
-        let text = plain_files::read_text(&args.out.join(SURVEYS), plain_files::MAX_TEXT_BYTES)
-            .unwrap_or_default();
+        let text = plain_files::read_text(&args.out.join(SURVEYS), MOST_SURVEY).unwrap_or_default();
         Ok(Self {
             folder: format!("{:016x}", hash.value()),
             // A file that cannot be read only costs the reading of the data.

@@ -43,8 +43,8 @@ pub(crate) fn with_file(command: &Command, args: Vec<OsString>) -> Result<Vec<Os
     };
     let path = Path::new(path);
     let wrong = |reason: String| format!("cannot take options from {}: {reason}", path.display());
-    let text = plain_files::read_text(path, plain_files::MAX_TEXT_BYTES)
-        .map_err(|error| wrong(error.cause.to_string()))?;
+    let text =
+        plain_files::read_text(path, MOST_BYTES).map_err(|error| wrong(error.cause.to_string()))?;
     let table: Table = text
         .parse()
         .map_err(|error: toml::de::Error| wrong(error.to_string()))?;

@@ -466,7 +466,10 @@ fn targets(given: &[String]) -> Vec<String> {
         targets.push(text[start..].to_owned());
     }
     targets.retain(|target| !target.is_empty());
-    if targets.iter().any(|target| ALL_LINEAR.contains(&&target[..])) {
+    if targets
+        .iter()
+        .any(|target| ALL_LINEAR.contains(&&target[..]))
+    {
         targets.clear();
     }
     targets
@@ -692,7 +695,6 @@ impl FinetuneArgs {
             loss_scale: (self.precision == Precision::F16).then_some(LOSS_SCALE),
             recompute: !self.no_recompute,
             seed: self.seed,
-            ..Recipe::default()
         }
     }
 
@@ -742,7 +744,10 @@ mod tests {
     #[test]
     fn targets_are_cut_at_commas_outside_of_brackets() {
         for (given, expected) in [
-            (r"layers\.[0-9]{1,2}\.q_proj", &[r"layers\.[0-9]{1,2}\.q_proj"][..]),
+            (
+                r"layers\.[0-9]{1,2}\.q_proj",
+                &[r"layers\.[0-9]{1,2}\.q_proj"][..],
+            ),
             ("q_proj,v_proj", &["q_proj", "v_proj"]),
             (r"(a,b)\,c,[,x],d\{,e", &[r"(a,b)\,c", "[,x]", r"d\{", "e"]),
             ("all-linear", &[]),
