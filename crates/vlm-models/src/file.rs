@@ -142,6 +142,25 @@ impl TensorFile {
         read().map_err(VlmError::file("read", &self.path))
     }
 
+    /// True if two tensors have the same type, shape and bytes.
+    ///
+    /// # Errors
+    /// [`VlmError::File`]
+    pub(crate) fn are_equal(&self, left: &Stored, right: &Stored) -> Result<bool> {
+        const PIECE_BYTES: usize = 16 << 20;
+        if (left.dtype, &left.shape) != (right.dtype, &right.shape) {
+            return Ok(false);
+        }
+        for start in left.bytes().step_by(PIECE_BYTES) {
+            let bytes = (left.end - start).min(PIECE_BYTES as u64);
+            let other = right.start + (start - left.start);
+            if self.bytes(start..start + bytes)? != self.bytes(other..other + bytes)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// The tensors by name.
     pub fn tensors(&self) -> BTreeMap<String, Stored> {
         let tensors = self.metadata.tensors().into_iter();

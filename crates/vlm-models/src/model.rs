@@ -15,6 +15,10 @@ use crate::random::Draws;
 use crate::trace::Trace;
 use crate::vision::VisionTower;
 
+/// The word embeddings and the output head, by name in the module.
+pub(crate) const TABLE: &str = "language_model.embed_tokens.weight";
+pub(crate) const HEAD: &str = "lm_head.weight";
+
 /// A vision-language model of one of the families that a configuration names.
 ///
 /// [`VlmConfig::load`] creates it with a checkpoint's weights, [`VlmConfig::init`] with random

@@ -1,9 +1,11 @@
 //! Saves the result of a run. Of an adapter, it proves that the saved one equals the trained one and
 //! has an effect.
 
+use std::collections::HashSet;
 use std::path::Path;
 
-use burn::module::Module;
+use burn::module::{Module, ModuleMapper, Param, ParamId};
+use burn::tensor::Tensor;
 use vlm_data::MicroBatch;
 use vlm_models::Vlm;
 
@@ -59,18 +61,23 @@ impl Trainer {
         remove(&old)
     }
 
-    /// Writes the adapter in PEFT's format, loads it into the model without adapters, and compares
-    /// the logits after each sample of `probe`. `base` names the base checkpoint.
+    /// Writes the adapter in PEFT's format, loads it into the model without adapters, and with zeros
+    /// for the weights trained whole, and compares the logits after each sample of `probe`. `base`
+    /// names the base checkpoint.
     ///
     /// # Errors
-    /// [`VlmTrainError::NoEffect`] if the adapter changes no logit, [`VlmTrainError::OtherAdapter`]
+    /// [`VlmTrainError::NoEffect`] if an adapter alone changes no logit, [`VlmTrainError::OtherAdapter`]
     /// if the saved adapter differs from the trained one; those of [`Vlm::save_adapter`] and
     /// [`Vlm::load_adapter`].
     pub fn save_adapter(&self, folder: &Path, base: &Path, probe: &MicroBatch) -> Result<()> {
         self.save_result(folder, base)?;
         let trained = self.model.valid();
         let plain = trained.clone().without_lora();
-        let loaded = plain.clone().load_adapter(folder)?;
+        let mut blank = Blank {
+            trained: self.parameters.iter().map(|p| p.id).collect(),
+            blanked: 0,
+        };
+        let loaded = plain.clone().map(&mut blank).load_adapter(folder)?;
         let [trained, plain, loaded] =
             [trained, plain, loaded].map(|model| self.logits(&model, probe));
         let (trained, plain, loaded) = (trained?, plain?, loaded?);
@@ -88,7 +95,8 @@ impl Trainer {
                 difference,
             });
         }
-        if trained == plain {
+        // The base's own weights are gone where whole ones were trained.
+        if trained == plain && blank.blanked == 0 {
             return Err(VlmTrainError::NoEffect {
                 path: path(),
                 logits: trained.len(),
@@ -121,4 +129,20 @@ fn copy_others(from: &Path, to: &Path) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Replaces trained parameters by zeros.
+struct Blank {
+    trained: HashSet<ParamId>,
+    blanked: usize,
+}
+
+impl ModuleMapper for Blank {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        if !self.trained.contains(&param.id) {
+            return param;
+        }
+        self.blanked += 1;
+        param.map(|tensor| tensor.zeros_like())
+    }
 }

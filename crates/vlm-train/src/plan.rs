@@ -72,6 +72,8 @@ pub struct MemoryPlan {
     types: Types,
     weights: usize,
     adapters: usize,
+    /// Elements trained whole.
+    whole: usize,
     /// The number of tensors of the model, with trained ones counted twice, and the number of
     /// trained ones.
     tensors: usize,
@@ -132,22 +134,23 @@ impl MemoryPlan {
         let mut model = config.init(&Device::flex())?;
         let sizes = model.weight_sizes();
         let weights = sizes.iter().map(|(_, elements)| elements).sum::<usize>();
-        let trained: Vec<usize> = match &recipe.trained {
+        let (adapters, whole): (Vec<usize>, _) = match &recipe.trained {
             TrainedParts::Lora(config) => {
                 let sizes = model.adapted_sizes(config)?;
                 let both = sizes.iter().flatten();
-                both.map(|channels| channels * config.rank).collect()
+                let adapters = both.map(|channels| channels * config.rank).collect();
+                (adapters, model.whole_weights(&config.whole)?)
             }
-            TrainedParts::Full(parts) => {
-                let is_trained = |(part, _): &&(ModelPart, usize)| parts.contains(part);
-                let trained = sizes.iter().filter(is_trained);
-                trained.map(|(_, elements)| *elements).collect()
-            }
+            TrainedParts::Full(weights) => (Vec::new(), model.whole_weights(weights)?),
         };
+        let whole_elements = whole.iter().map(|(_, elements)| elements);
+        let trained: Vec<usize> = adapters.iter().chain(whole_elements).copied().collect();
         let (text, vision) = (&config.text, &config.vision);
-        let trains = |part| match &recipe.trained {
-            TrainedParts::Full(parts) => parts.contains(&part),
-            TrainedParts::Lora(_) => false,
+        let has = |within: &str| whole.iter().any(|(name, _)| name.contains(within));
+        let trains = |part| match part {
+            ModelPart::Tower => has("visual.blocks."),
+            ModelPart::Merger => has("merger."),
+            ModelPart::Decoder => has("language_model.layers."),
         };
         let lora = |part| match &recipe.trained {
             TrainedParts::Lora(LoraConfig {
@@ -169,7 +172,7 @@ impl MemoryPlan {
             is_trained: trains(part),
             dropout: lora(part).1,
         };
-        let is_lora = matches!(recipe.trained, TrainedParts::Lora(_));
+        let adapters: usize = adapters.iter().sum();
         let wide = DType::F32.size().max(dtype.size());
         let all: usize = trained.iter().sum();
         Ok(Self {
@@ -179,12 +182,13 @@ impl MemoryPlan {
                 widens: dtype.size() < wide && !has_linear_kernel(&Device::flex(), dtype),
             },
             weights: weights * dtype.size(),
-            adapters: if is_lora { all * wide } else { 0 },
+            adapters: adapters * wide,
+            whole: all - adapters,
             tensors: sizes.len() + trained.len(),
             trained_tensors: trained.len(),
             trained: all,
             largest: trained.iter().copied().max().unwrap_or(0),
-            has_masters: recipe.masters && !is_lora && dtype.size() < wide,
+            has_masters: recipe.masters && all > adapters && dtype.size() < wide,
             ranks: 1,
             optimizer: OptimizerState::Replicated,
             recomputes: recipe.recompute,
@@ -205,7 +209,7 @@ impl MemoryPlan {
             ),
             blocks: vision.depth,
             vocab_size: text.vocab_size,
-            words_trained: trains(ModelPart::Decoder),
+            words_trained: has("embed_tokens.") || has("lm_head."),
             patch_elems: vision.patch.iter().product(),
             out_hidden_size: vision.out_hidden_size,
             merged_patches: vision.spatial_merge * vision.spatial_merge,
@@ -244,7 +248,7 @@ impl MemoryPlan {
             (
                 "masters",
                 if self.has_masters {
-                    self.updated() * wide
+                    self.updated() * self.whole / self.trained.max(1) * wide
                 } else {
                     0
                 },
@@ -330,7 +334,7 @@ impl MemoryPlan {
     /// New values reuse the memory of masters or of gradients that nothing else holds. 16-bit
     /// values take additional memory; without a master, so does the old value in f32.
     fn update(&self) -> usize {
-        let of_value = if self.adapters > 0 {
+        let of_value = if self.whole == 0 {
             self.types.wide
         } else {
             self.types.narrow

@@ -1,7 +1,7 @@
 //! Everything that determines the numbers of a run.
 
 use serde::{Deserialize, Serialize};
-use vlm_models::{LoraConfig, ModelPart};
+use vlm_models::{LoraConfig, ModelPart, TrainedWeights};
 
 use crate::error::{Result, VlmTrainError};
 use crate::schedule::{Schedule, Span};
@@ -51,10 +51,10 @@ pub struct Recipe {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TrainedParts {
-    /// Adapters; the model is frozen.
+    /// Adapters, and weights trained whole beside them; the rest of the model is frozen.
     Lora(LoraConfig),
-    /// All weights of these parts of the model.
-    Full(Vec<ModelPart>),
+    /// These weights of the model.
+    Full(TrainedWeights),
 }
 
 /// Peak learning rates of the parts.
@@ -222,5 +222,34 @@ impl Recipe {
             });
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As checkpoints of earlier versions have them.
+    #[test]
+    fn earlier_recipes_are_read() {
+        for (text, expected) in [
+            (
+                r#"{"full":["tower","decoder"]}"#,
+                TrainedParts::Full(vec![ModelPart::Tower, ModelPart::Decoder].into()),
+            ),
+            (
+                r#"{"lora":{"rank":8,"alpha":16.0,"dropout":0.0,"rslora":false,"parts":["decoder"],
+                    "targets":[]}}"#,
+                TrainedParts::Lora(LoraConfig::default()),
+            ),
+        ] {
+            let found: TrainedParts = serde_json::from_str(text).expect("a recipe");
+            assert_eq!(found, expected);
+            let again = serde_json::to_string(&found).expect("JSON");
+            assert_eq!(
+                serde_json::from_str::<TrainedParts>(&again).expect("a recipe"),
+                expected
+            );
+        }
     }
 }

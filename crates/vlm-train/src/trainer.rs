@@ -1,5 +1,7 @@
 //! A step, validation, and the proof that the cut of a batch has no effect.
 
+use std::path::Path;
+
 use burn::module::Module;
 use burn::tensor::TensorData;
 use serde::{Deserialize, Serialize};
@@ -91,13 +93,33 @@ impl Trainer {
     ///
     /// # Errors
     /// [`VlmTrainError::Recipe`], [`VlmTrainError::NothingTrained`]; those of
-    /// [`Vlm::with_lora`].
+    /// [`Vlm::with_lora`] and [`Vlm::train_weights`].
     pub fn new(model: Vlm, recipe: Recipe) -> Result<Self> {
         recipe.check()?;
         let model = match &recipe.trained {
             TrainedParts::Lora(config) => model.with_lora(config, recipe.seed)?,
-            TrainedParts::Full(parts) => model.train_parts(parts),
+            TrainedParts::Full(weights) => model.train_weights(weights)?,
         };
+        Self::ready(model, recipe)
+    }
+
+    /// As [`new`](Self::new), but starts from the adapter in a folder and the weights trained whole
+    /// beside it. Its configuration, [`VlmConfig::adapter_config`], replaces the recipe's.
+    ///
+    /// [`VlmConfig::adapter_config`]: vlm_models::VlmConfig::adapter_config
+    ///
+    /// # Errors
+    /// [`VlmTrainError::Recipe`]; those of [`Vlm::load_adapter`].
+    pub fn from_adapter(model: Vlm, mut recipe: Recipe, folder: &Path) -> Result<Self> {
+        recipe.check()?;
+        let model = model.load_adapter(folder)?;
+        if let Some(config) = model.adapter_config() {
+            recipe.trained = TrainedParts::Lora(config.clone());
+        }
+        Self::ready(model, recipe)
+    }
+
+    fn ready(model: Vlm, recipe: Recipe) -> Result<Self> {
         let parameters = model.parameters();
         if parameters.is_empty() {
             return Err(VlmTrainError::NothingTrained);

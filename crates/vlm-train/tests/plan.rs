@@ -49,7 +49,7 @@ fn the_plan_is_near_what_is_counted() {
     let config = VlmConfig::from_folder(&folder).unwrap();
     for trained in [
         TrainedParts::Lora(LoraConfig::default()),
-        TrainedParts::Full(ALL.to_vec()),
+        TrainedParts::Full(ALL.to_vec().into()),
     ] {
         let recipe = recipe(trained);
         // With fewer samples, the buffers of a second thread are several hundredths.

@@ -19,7 +19,7 @@ use vlm_train::{
 };
 
 use crate::common::ended::expect_ended;
-use crate::common::{ALL, Halve, SAMPLES, load, lora, packed, recipe, sample};
+use crate::common::{ALL, Halve, SAMPLES, beside, load, lora, packed, recipe, sample};
 
 const FAMILY: &str = "qwen2_5_vl_tiny";
 const OTHER_FAMILY: &str = "qwen3_vl_tiny";
@@ -335,7 +335,7 @@ fn agree(name: &str, trained: TrainedParts, state: OptimizerState, ranks: &[usiz
 }
 
 fn whole() -> TrainedParts {
-    TrainedParts::Full(ALL.to_vec())
+    TrainedParts::Full(ALL.to_vec().into())
 }
 
 #[test]
@@ -389,19 +389,24 @@ fn twenty_steps_of_up_to_eight_ranks_learn_what_one_learns() {
 /// masters.
 #[test]
 fn a_sharded_optimizer_takes_the_steps_of_a_replicated_one() {
-    for (precision, masters) in [
-        (DType::F32, true),
-        (DType::BF16, true),
-        (DType::BF16, false),
-    ] {
+    for (case, (trained, precision, masters)) in [
+        (whole(), DType::F32, true),
+        (whole(), DType::BF16, true),
+        (whole(), DType::BF16, false),
+        // Of two types.
+        (beside(), DType::BF16, true),
+    ]
+    .into_iter()
+    .enumerate()
+    {
         let recipe = Recipe {
             max_norm: None,
             masters,
-            ..short(whole(), 3)
+            ..short(trained, 3)
         };
         let states = [OptimizerState::Replicated, OptimizerState::Sharded];
         let [replicated, sharded] = states.map(|state| {
-            let folder = Folder::new(&format!("{precision:?}-{masters}-{state:?}"));
+            let folder = Folder::new(&format!("{case}-{state:?}"));
             let mut job = Job::new(&recipe, &folder);
             (job.precision, job.state) = (precision, state);
             let [first, second] = train_ranks(2, &job).unwrap().try_into().unwrap();

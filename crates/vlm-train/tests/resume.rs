@@ -14,7 +14,7 @@ use vlm_train::{
     TrainedParts, Trainer, VlmTrainError, run,
 };
 
-use crate::common::{ALL, SAMPLES, load, lora, packed, recipe, samples};
+use crate::common::{ALL, SAMPLES, beside, load, lora, packed, recipe, samples};
 
 const FAMILY: &str = "qwen2_5_vl_tiny";
 
@@ -167,7 +167,11 @@ fn contents(folder: &Path) -> [Vec<u8>; 3] {
 
 #[test]
 fn a_run_that_was_stopped_ends_with_the_files_of_one_that_was_not() {
-    for (name, trained) in [("lora", lora()), ("full", TrainedParts::Full(ALL.to_vec()))] {
+    for (name, trained) in [
+        ("lora", lora()),
+        ("full", TrainedParts::Full(ALL.to_vec().into())),
+        ("beside", beside()),
+    ] {
         let recipe = short(trained);
         let (straight, broken) = (
             Folder::new(&format!("{name}-1")),
@@ -493,7 +497,7 @@ fn the_cut_of_a_batch_makes_no_difference() {
     for trained in [
         lora(),
         TrainedParts::Lora(dropped),
-        TrainedParts::Full(ALL.to_vec()),
+        TrainedParts::Full(ALL.to_vec().into()),
     ] {
         let (config, model) = load(FAMILY);
         let trainer = Trainer::new(model, recipe(trained)).unwrap();

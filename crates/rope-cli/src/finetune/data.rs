@@ -333,14 +333,22 @@ fn others(folder: &Path) -> Result<u64, Box<dyn Error>> {
 
 /// The parts that a recipe trains.
 trait Parts {
-    fn parts(&self) -> &[ModelPart];
+    fn parts(&self) -> Vec<ModelPart>;
 }
 
 impl Parts for TrainedParts {
-    fn parts(&self) -> &[ModelPart] {
-        match self {
-            Self::Lora(config) => &config.parts,
-            Self::Full(parts) => parts,
-        }
+    fn parts(&self) -> Vec<ModelPart> {
+        let (adapted, whole) = match self {
+            Self::Lora(config) => (&config.parts[..], &config.whole),
+            Self::Full(weights) => (&[][..], weights),
+        };
+        // Tower and merger see the same records.
+        let of_module = |module: &String| match module.contains("visual") {
+            true => ModelPart::Tower,
+            false => ModelPart::Decoder,
+        };
+        let modules = whole.modules.iter().map(of_module);
+        let parts = adapted.iter().chain(&whole.parts).copied();
+        parts.chain(modules).collect()
     }
 }

@@ -9,6 +9,7 @@ mod options;
 mod progress;
 mod several;
 mod stop;
+mod trained;
 
 use std::cell::RefCell;
 use std::error::Error;
@@ -82,6 +83,7 @@ pub(crate) fn run(args: &FinetuneArgs) -> Result<ExitCode, Box<dyn Error>> {
     let args = args.with_variables(|name| std::env::var(name).ok())?;
     let args = args.resolved()?;
     let config = VlmConfig::from_folder(&args.folder)?;
+    let args = args.with_trained(&config)?;
     let samples = args.records.samples(Some(&args.labels));
     let encoder = Arc::new(SampleEncoder::from_folder(&args.folder, samples)?);
     let files = Files::open(&args)?;
@@ -144,8 +146,8 @@ impl Job {
         } else {
             let compute = Compute::open(&self.args.device[0], &self.args.token)?;
             if self.args.prove_cut {
-                let model = model::load(&self.args, &self.config, compute.device())?;
-                let trainer = Trainer::new(model, self.recipe.clone())?;
+                let recipe = self.recipe.clone();
+                let trainer = model::trainer(&self.args, &self.config, recipe, compute.device())?;
                 self.prove_cut(&trainer)?;
                 return Ok(ExitCode::SUCCESS);
             }
@@ -191,8 +193,7 @@ impl Job {
         let args = &self.args;
         let alone = membership.is_none();
         let mut meter = alone.then(|| StepMeter::start(self.plan.clone(), &args.device[0]));
-        let model = model::load(args, &self.config, device)?;
-        let mut trainer = Trainer::new(model, self.recipe.clone())?;
+        let mut trainer = model::trainer(args, &self.config, self.recipe.clone(), device)?;
         let mut loading = args.loader_options();
         if let (Some(steps), BatchSize::Samples(samples)) = (args.steps, loading.batch) {
             // Threads make no sample ahead that no step takes.
@@ -376,6 +377,10 @@ fn identity(args: &FinetuneArgs, data: &DataSet) -> Result<Identity, Box<dyn Err
     let mut identity = args.identity();
     for (name, number) in [("weights", weights), ("data", data.fingerprint())] {
         identity.insert(name.to_owned(), format!("{number:016x}").into());
+    }
+    if let Some(adapter) = &args.what.adapter {
+        let number = model::fingerprint(adapter)?;
+        identity.insert("adapter".to_owned(), format!("{number:016x}").into());
     }
     Ok(identity)
 }

@@ -10,6 +10,7 @@ use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use vlm_data::Fingerprint;
 use vlm_models::{Vlm, VlmConfig};
+use vlm_train::{Recipe, Trainer};
 
 use super::options::FinetuneArgs;
 
@@ -52,12 +53,25 @@ pub(super) fn fingerprint(folder: &Path) -> io::Result<u64> {
     Ok(hash.value())
 }
 
-/// The model in its precision, on a device that it configures.
-pub(super) fn load(
+/// A trainer of the model, from its adapter if the options name one.
+pub(super) fn trainer(
     args: &FinetuneArgs,
     config: &VlmConfig,
+    recipe: Recipe,
     device: &Device,
-) -> Result<Vlm, Box<dyn Error>> {
+) -> Result<Trainer, Box<dyn Error>> {
+    let mut model = load(args, config, device)?;
+    let Some(folder) = &args.what.adapter else {
+        return Ok(Trainer::new(model, recipe)?);
+    };
+    if args.what.any_base {
+        model = model.of_any_base();
+    }
+    Ok(Trainer::from_adapter(model, recipe, folder)?)
+}
+
+/// The model in its precision, on a device that it configures.
+fn load(args: &FinetuneArgs, config: &VlmConfig, device: &Device) -> Result<Vlm, Box<dyn Error>> {
     // Ranks draw one after the other: the host has one generator.
     static DRAWING: Mutex<()> = Mutex::new(());
     let mut device = device.clone();

@@ -8,12 +8,13 @@ use rope_ascend::safe::CommunicatorOptions;
 use serde::Serialize;
 use serde_json::Value;
 use vlm_data::{BatchSize, Cut, HeldOut, LoaderOptions, OnError};
-use vlm_models::{LoraConfig, ModelPart};
-use vlm_train::{Identity, LossRule, OptimizerState, Rates, Recipe, Schedule, TrainedParts};
+use vlm_train::{Identity, LossRule, OptimizerState, Rates, Recipe, Schedule};
 
 use crate::arguments::{count_in, seed};
 use crate::data::options::{DataFile, LabelArgs, OnFault, RecordArgs, TooLong};
 use crate::device::{Device, TokenArgs};
+
+use super::trained::TrainedArgs;
 
 /// The initial loss scale in f16.
 const LOSS_SCALE: f64 = 65_536.0;
@@ -36,7 +37,8 @@ const HEADINGS: [(&str, &str); 7] = [
     ),
     (
         "Trained parts",
-        "full parts rank alpha dropout rslora targets random_weights",
+        "full parts layers train_embeddings full_parts adapter any_base rank alpha dropout rslora \
+         targets random_weights",
     ),
     (
         "Optimizer",
@@ -196,25 +198,30 @@ pub(crate) struct FinetuneArgs {
     pub(super) cut: CutChoice,
 
     /// Train the weights instead of adapters
-    #[arg(long, conflicts_with_all = ["rank", "alpha", "dropout", "rslora", "targets"])]
+    #[arg(long)]
+    #[arg(conflicts_with_all = ["rank", "alpha", "dropout", "rslora", "targets", "adapter", "full_parts"])]
     pub(super) full: bool,
 
-    /// Parts of the model to train, separated by commas
-    #[arg(long, value_enum, value_delimiter = ',', default_value = "decoder")]
+    /// Parts of the model to train, separated by commas [default: decoder]
+    #[arg(long, value_enum, value_delimiter = ',')]
     pub(super) parts: Vec<PartChoice>,
 
-    /// Rank of the adapters
-    #[arg(long, default_value_t = 8, value_parser = count_in(1..=65_536))]
-    pub(super) rank: usize,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub(super) what: TrainedArgs,
+
+    /// Rank of the adapters [default: 8]
+    #[arg(long, value_parser = count_in(1..=65_536))]
+    pub(super) rank: Option<usize>,
 
     /// Adapters are scaled by alpha / rank, with --rslora alpha / sqrt(rank) [default: twice the
     /// rank]
     #[arg(long)]
     pub(super) alpha: Option<f64>,
 
-    /// Dropout before the adapters
-    #[arg(long, default_value_t = 0.0)]
-    pub(super) dropout: f64,
+    /// Dropout before the adapters [default: 0]
+    #[arg(long)]
+    pub(super) dropout: Option<f64>,
 
     /// Use the rank-stabilised scale
     #[arg(long)]
@@ -393,7 +400,7 @@ pub(super) enum CutChoice {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum PartChoice {
+pub(crate) enum PartChoice {
     Tower,
     Merger,
     Decoder,
@@ -446,7 +453,7 @@ fn above_0(text: &str) -> Result<f64, String> {
 const ALL_LINEAR: [&str; 2] = ["all-linear", "all"];
 
 /// The targets of a list, cut at the commas that are in no bracket of a regular expression.
-fn targets(given: &[String]) -> Vec<String> {
+pub(super) fn targets(given: &[String]) -> Vec<String> {
     let mut targets = Vec::new();
     for text in given {
         let (mut depth, mut is_escaped, mut start) = (0_usize, false, 0);
@@ -494,7 +501,6 @@ impl FinetuneArgs {
         let rate = *self.learning_rate.get_or_insert(default);
         self.tower_rate.get_or_insert(rate);
         self.merger_rate.get_or_insert(rate);
-        self.alpha.get_or_insert(2.0 * self.rank as f64);
         let (most, micro) = (self.records.max_tokens, self.micro_tokens);
         if let Some(most) = most.filter(|most| *most > micro) {
             return Err(format!(
@@ -639,31 +645,10 @@ impl FinetuneArgs {
     }
 
     pub(super) fn recipe(&self, steps: usize) -> Recipe {
-        let mut parts: Vec<ModelPart> = Vec::new();
-        for part in &self.parts {
-            parts.push(match part {
-                PartChoice::Tower => ModelPart::Tower,
-                PartChoice::Merger => ModelPart::Merger,
-                PartChoice::Decoder => ModelPart::Decoder,
-            });
-        }
-        parts.sort_unstable();
-        parts.dedup();
         let rate = self.learning_rate.unwrap_or_default();
         Recipe {
             steps,
-            trained: if self.full {
-                TrainedParts::Full(parts)
-            } else {
-                TrainedParts::Lora(LoraConfig {
-                    rank: self.rank,
-                    alpha: self.alpha.unwrap_or(2.0 * self.rank as f64),
-                    dropout: self.dropout,
-                    rslora: self.rslora,
-                    parts,
-                    targets: targets(&self.targets),
-                })
-            },
+            trained: self.what.trained.clone(),
             rates: Rates {
                 tower: self.tower_rate.unwrap_or(rate),
                 merger: self.merger_rate.unwrap_or(rate),
