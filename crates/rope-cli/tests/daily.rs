@@ -538,6 +538,104 @@ fn a_moved_model_continues_its_run() {
     assert!(done.status.success(), "{}", text(&done.stderr));
 }
 
+/// Answers to text, a picture, a video and both, learned by heart, are right by `--samples` and by
+/// `generate`: the families end a turn by different tokens, and write a video in different ways.
+#[test]
+fn learned_answers_are_right() {
+    let data = folder("daily-learned");
+    std::fs::create_dir_all(&data).expect("a folder");
+    let picture = example().join("pictures/train_02.png");
+    let picture = picture.to_str().expect("a path");
+    let video = json!({ "frames": [picture, picture], "fps": 1 });
+    let record = |text: &str, answer: &str, images: &[&str], videos: &[&Value]| {
+        json!({
+            "messages": [
+                { "role": "user", "content": text },
+                { "role": "assistant", "content": answer },
+            ],
+            "images": images,
+            "videos": videos,
+        })
+        .to_string()
+    };
+    let file = data.join("all.jsonl");
+    let lines = [
+        record("Say good.", "good day", &[], &[]),
+        record("<image>What is it?", "a square", &[picture], &[]),
+        record("<video>What moves?", "a dot", &[], &[&video]),
+        record("<video>What <image>moves?", "both", &[picture], &[&video]),
+    ];
+    std::fs::write(&file, lines.join("\n")).expect("a file");
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models");
+    for (family, precision, eos) in [
+        ("glm4v_tiny", "f32", None),
+        ("qwen3_5_tiny", "f32", None),
+        ("qwen3_5_tiny", "bf16", Some("<|endoftext|>")),
+    ] {
+        // As base checkpoints have it, another token than the template's ends a text.
+        let model = data.join("model");
+        std::fs::remove_dir_all(&model).ok();
+        std::fs::create_dir_all(&model).expect("a folder");
+        for entry in std::fs::read_dir(models.join(family)).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            std::fs::copy(&path, model.join(path.file_name().expect("a name"))).expect("a file");
+        }
+        let (config, tokens) = (
+            model.join("config.json"),
+            model.join("tokenizer_config.json"),
+        );
+        let edit = |path: &Path, edit: &dyn Fn(&mut Value)| {
+            let text = std::fs::read_to_string(path).expect("a file");
+            let mut value = serde_json::from_str(&text).expect("JSON");
+            edit(&mut value);
+            std::fs::write(path, value.to_string()).expect("a file");
+        };
+        if let Some(eos) = eos {
+            edit(&tokens, &|value| value["eos_token"] = eos.into());
+        }
+        edit(&config, &|value| value["dtype"] = "float64".into());
+        let out = folder("daily-learning");
+        let done = Command::new(env!("CARGO_BIN_EXE_mrope"))
+            .arg("finetune")
+            .arg(&model)
+            .args(
+                "--full --steps 60 --learning-rate 3e-3 --samples 4 --validate-every 60".split(' '),
+            )
+            .args(["--precision", precision, "--data"])
+            .arg(&file)
+            .arg("--out")
+            .arg(&out)
+            .output()
+            .expect("the program starts");
+        let told = text(&done.stderr);
+        assert!(
+            told.contains("4 of 4 answers are right"),
+            "{family} {precision}: {told}"
+        );
+        let saved = std::fs::read_to_string(out.join("model/config.json")).expect("a file");
+        let saved: Value = serde_json::from_str(&saved).expect("JSON");
+        let dtype = if precision == "f32" {
+            "float32"
+        } else {
+            "bfloat16"
+        };
+        assert_eq!(saved["dtype"], dtype, "the type of the saved weights");
+        for compute in ["f32", "bf16", "f16"] {
+            let generated = Command::new(env!("CARGO_BIN_EXE_mrope"))
+                .args(["generate", "--precision", compute, "--data"])
+                .arg(&file)
+                .arg(out.join("model"))
+                .output()
+                .expect("the program starts");
+            let told = text(&generated.stderr);
+            assert!(
+                told.contains("4 of 4 answers equal"),
+                "{family} {compute}: {told}"
+            );
+        }
+    }
+}
+
 /// Stops at moments that fall into all parts of a run, by three signals, continued until the end.
 #[cfg(unix)]
 fn stop_and_go(stops: u32, name: &str) {

@@ -191,24 +191,26 @@ impl Vlm {
     }
 
     /// The adapted layers as targets of a configuration: by the ends of their names if these match
-    /// no other layer, else in full.
+    /// no other module of the checkpoint, such as a convolution, else in full.
     fn target_modules(&mut self, adapted: &BTreeSet<String>) -> Vec<String> {
         let names = self.linear_names();
-        let (mut full, mut ends, mut others) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
+        let (mut full, mut ends) = (BTreeSet::new(), BTreeSet::new());
+        let end = |name: &str| name.rsplit('.').next().unwrap_or_default().to_owned();
         for (path, name) in names {
-            let end = name.rsplit('.').next().unwrap_or_default().to_owned();
             if adapted.contains(&path) {
-                full.push(name);
-                ends.insert(end);
-            } else {
-                others.insert(end);
+                ends.insert(end(&name));
+                full.insert(name);
             }
         }
+        let entries = self.entries(Kind::Base).into_iter();
+        let modules = entries.filter_map(|entry| Some(entry.name.rsplit_once('.')?.0.to_owned()));
+        let others = modules.filter(|module| !full.contains(module));
+        let others: BTreeSet<String> = others.map(|module| end(&module)).collect();
         let is_name = |end: &String| end.parse::<usize>().is_err() && !others.contains(end);
         if ends.iter().all(is_name) {
             ends.into_iter().collect()
         } else {
-            full
+            full.into_iter().collect()
         }
     }
 }

@@ -5,7 +5,8 @@ use std::collections::HashSet;
 use std::path::Path;
 
 use burn::module::{Module, ModuleMapper, Param, ParamId};
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
+use serde_json::Value;
 use vlm_data::MicroBatch;
 use vlm_models::Vlm;
 
@@ -37,6 +38,7 @@ impl Trainer {
             }
             TrainedParts::Full(_) => {
                 copy_others(base, folder)?;
+                state_dtype(folder, self.model.dtype())?;
                 self.model.save(folder)?;
             }
         }
@@ -145,4 +147,37 @@ impl ModuleMapper for Blank {
         self.blanked += 1;
         param.map(|tensor| tensor.zeros_like())
     }
+}
+
+/// Writes the type of the saved weights wherever a folder's configuration states one: transformers
+/// loads weights in the type stated there.
+fn state_dtype(folder: &Path, dtype: DType) -> Result<()> {
+    let path = folder.join("config.json");
+    let text = plain_files::read_text(&path, plain_files::MAX_TEXT_BYTES)?;
+    let config = serde_json::from_str(&text);
+    let mut config: Value = config.map_err(VlmTrainError::file("read", &path))?;
+    let name = match dtype {
+        DType::F64 => "float64",
+        DType::BF16 => "bfloat16",
+        DType::F16 => "float16",
+        _ => "float32",
+    };
+    let mut is_other = false;
+    let mut state = |part: &mut Value| {
+        for key in ["dtype", "torch_dtype"] {
+            if let Some(stated) = part.get_mut(key).filter(|stated| stated.is_string()) {
+                is_other |= *stated != name;
+                *stated = name.into();
+            }
+        }
+    };
+    state(&mut config);
+    for part in ["text_config", "vision_config"] {
+        config.get_mut(part).into_iter().for_each(&mut state);
+    }
+    if is_other {
+        let text = format!("{config:#}\n");
+        plain_files::write_whole(&path, text.as_bytes())?;
+    }
+    Ok(())
 }
