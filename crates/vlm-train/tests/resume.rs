@@ -14,7 +14,7 @@ use vlm_train::{
     TrainedParts, Trainer, VlmTrainError, run,
 };
 
-use crate::common::{ALL, SAMPLES, beside, load, lora, packed, recipe, samples};
+use crate::common::{ALL, FAMILIES, SAMPLES, beside, load, lora, packed, recipe, samples};
 
 const FAMILY: &str = "qwen2_5_vl_tiny";
 
@@ -485,6 +485,43 @@ fn an_adapter_that_changes_nothing_is_refused() {
         text.contains("\"r\": 4") && text.contains("language_model"),
         "{text}"
     );
+}
+
+/// PEFT adapts each module whose name ends with a target, whatever its type: also the convolution
+/// of the tower's patches, whose name ends as a linear layer's.
+#[test]
+fn no_target_of_a_saved_adapter_matches_a_module_without_one() {
+    for family in FAMILIES {
+        let folder = Folder::new(&format!("targets-{family}"));
+        let all = LoraConfig {
+            parts: ALL.to_vec(),
+            ..LoraConfig::default()
+        };
+        let (_, model) = load(family);
+        let model = model.with_lora(&all, 0).unwrap();
+        std::fs::create_dir_all(&folder.0).unwrap();
+        model.save_adapter(&folder.0, "base").unwrap();
+        let text = std::fs::read_to_string(folder.0.join("adapter_config.json")).unwrap();
+        let config: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let targets = config["target_modules"].as_array().unwrap();
+        let adapted = model.parameters();
+        let adapted = adapted.iter().map(|p| p.name.as_str());
+        let adapted: std::collections::HashSet<&str> = adapted
+            .filter_map(|name| {
+                name.strip_prefix("base_model.model.")?
+                    .strip_suffix(".lora_A.weight")
+            })
+            .collect();
+        assert!(!adapted.is_empty());
+        for name in model.checkpoint_tensors().unwrap().keys() {
+            let module = name.rsplit_once('.').unwrap().0;
+            let is_target = targets.iter().any(|target| {
+                let target = target.as_str().unwrap();
+                module == target || module.ends_with(&format!(".{target}"))
+            });
+            assert_eq!(is_target, adapted.contains(module), "{family}: {module}");
+        }
+    }
 }
 
 #[test]
