@@ -202,10 +202,13 @@ impl Vlm {
                 full.insert(name);
             }
         }
-        let entries = self.entries(Kind::Base).into_iter();
-        let modules = entries.filter_map(|entry| Some(entry.name.rsplit_once('.')?.0.to_owned()));
-        let others = modules.filter(|module| !full.contains(module));
-        let others: BTreeSet<String> = others.map(|module| end(&module)).collect();
+        // Lazy weights stay so.
+        let weights = self.weights();
+        let modules = weights
+            .iter()
+            .filter_map(|weight| Some(weight.name.rsplit_once('.')?.0));
+        let others = modules.filter(|module| !full.contains(*module));
+        let others: BTreeSet<String> = others.map(end).collect();
         let is_name = |end: &String| end.parse::<usize>().is_err() && !others.contains(end);
         if ends.iter().all(is_name) {
             ends.into_iter().collect()
