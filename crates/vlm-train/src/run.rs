@@ -194,6 +194,11 @@ pub fn run(
         let started = Instant::now();
         let (done, batch) = step(trainer, batches, &options)?;
         let seconds = started.elapsed().as_secs_f64();
+        report(Event::Step(&done));
+        if !batch.skipped.is_empty() {
+            let (step, errors) = (done.step, &batch.skipped[..]);
+            report(Event::Skipped { step, errors });
+        }
         let words = trainer.hear(Word {
             stop: options.stop.load(Ordering::Relaxed),
             save: is_first && clock.is_due(),
@@ -213,11 +218,6 @@ pub fn run(
                 tokens_per_second: rounded(done.tokens as f64 / seconds.max(1e-9), 10.0),
                 memory_bytes: (options.memory)(),
             })?;
-        }
-        report(Event::Step(&done));
-        if !batch.skipped.is_empty() {
-            let (step, errors) = (done.step, &batch.skipped[..]);
-            report(Event::Skipped { step, errors });
         }
         drop(batch);
         if is_due(done.step, options.validate_every) {

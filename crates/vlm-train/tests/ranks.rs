@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "test code")]
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -19,7 +19,9 @@ use vlm_train::{
 };
 
 use crate::common::ended::expect_ended;
-use crate::common::{ALL, Halve, SAMPLES, beside, load, lora, packed, recipe, sample};
+use crate::common::{
+    ALL, Halve, SAMPLES, beside, load, lora, packed, recipe, sample, timeless_log,
+};
 
 const FAMILY: &str = "qwen2_5_vl_tiny";
 const OTHER_FAMILY: &str = "qwen3_vl_tiny";
@@ -238,7 +240,7 @@ fn train(rank: Option<&Rank>, job: &Job, fault: Fault) -> Result<Trained, VlmTra
     let options = RunOptions {
         folder: &RunFolder::shared(folder),
         identity: &identity,
-        base: Path::new(FAMILY),
+        base: &base(FAMILY),
         records: SAMPLES,
         checkpoints: Checkpoints {
             every: 2,
@@ -322,7 +324,7 @@ fn agree(name: &str, trained: TrainedParts, state: OptimizerState, ranks: &[usiz
             let mut job = Job::new(&recipe, &folder);
             job.state = state;
             let all = train_ranks(ranks, &job).unwrap();
-            let log = std::fs::read(folder.0.join("log.jsonl")).unwrap();
+            let log = timeless_log(&folder.0);
             (all, log, self::state(&folder, steps))
         });
         assert_eq!(first, second, "{ranks} ranks, twice");

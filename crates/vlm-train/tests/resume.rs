@@ -14,7 +14,9 @@ use vlm_train::{
     TrainedParts, Trainer, VlmTrainError, run,
 };
 
-use crate::common::{ALL, FAMILIES, SAMPLES, beside, load, lora, packed, recipe, samples};
+use crate::common::{
+    ALL, FAMILIES, SAMPLES, beside, load, lora, packed, recipe, samples, timeless_log,
+};
 
 const FAMILY: &str = "qwen2_5_vl_tiny";
 
@@ -95,7 +97,10 @@ fn options<'a>(
     RunOptions {
         folder,
         identity,
-        base: Path::new(FAMILY),
+        base: Path::new(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../../tests/fixtures/models/qwen2_5_vl_tiny"
+        )),
         records: SAMPLES,
         checkpoints: Checkpoints {
             every: 2,
@@ -152,14 +157,8 @@ fn resume(recipe: &Recipe, folder: &Path) -> Result<Trainer, VlmTrainError> {
 fn contents(folder: &Path) -> [Vec<u8>; 3] {
     let read = |name: &str| std::fs::read(folder.join(name)).unwrap();
     let last = "checkpoint-00000006";
-    let log = String::from_utf8(read("log.jsonl")).unwrap();
-    let timeless = log.lines().map(|line| {
-        let mut line: serde_json::Value = serde_json::from_str(line).unwrap();
-        line.as_object_mut().unwrap().remove("tokens_per_second");
-        line.to_string()
-    });
     [
-        timeless.collect::<Vec<_>>().join("\n").into_bytes(),
+        timeless_log(folder).into_bytes(),
         read(&format!("{last}/state.safetensors")),
         read(&format!("{last}/run.json")),
     ]

@@ -144,3 +144,19 @@ pub(crate) fn recipe(trained: TrainedParts) -> Recipe {
         ..Recipe::default()
     }
 }
+
+/// The log of a run without the speed of its steps, which alone differs between equal runs.
+pub(crate) fn timeless_log(folder: &std::path::Path) -> String {
+    let log = std::fs::read_to_string(folder.join("log.jsonl")).unwrap();
+    let lines = log.lines().map(|line| {
+        let mut line: serde_json::Value = serde_json::from_str(line).unwrap();
+        line.as_object_mut().unwrap().remove("tokens_per_second");
+        line.to_string()
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// The folder of a family's model.
+pub(crate) fn base(family: &str) -> std::path::PathBuf {
+    fixtures().join("models").join(family)
+}
