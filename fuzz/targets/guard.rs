@@ -13,6 +13,9 @@ use tokio::io::{AsyncRead, ReadBuf};
 #[allow(dead_code)]
 #[path = "../../crates/burn-fused/src/serve/guard.rs"]
 mod guard;
+#[allow(dead_code)]
+#[path = "../../crates/burn-fused/src/openings.rs"]
+mod openings;
 
 const HEAD_BYTES: usize = 4 << 10;
 const MESSAGE_BYTES: usize = 64 << 10;

@@ -130,9 +130,9 @@ pub fn hold_streams(hold: bool) {
     HELD.store(hold, Ordering::Relaxed);
 }
 
-/// The kernel launches that have finished, in order.
+/// The last kernel launches that have finished, in order: at most 16,384.
 pub fn launches() -> Vec<LaunchReport> {
-    sim().launches.clone()
+    sim().launches.iter().cloned().collect()
 }
 
 /// Forgets the launches seen so far.
@@ -150,9 +150,9 @@ pub fn take_violations() -> Vec<Violation> {
     std::mem::take(&mut sim().violations)
 }
 
-/// The calls made so far, with their results.
+/// The last calls, in order, with their results: at most 65,536.
 pub fn calls() -> Vec<Call> {
-    sim().calls.clone()
+    sim().calls.iter().cloned().collect()
 }
 
 /// Forgets the calls made so far.

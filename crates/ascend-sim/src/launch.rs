@@ -145,7 +145,7 @@ fn run(
         .violations
         .into_iter()
         .for_each(|violation| state.violate(violation));
-    state.launches.push(LaunchReport {
+    state.report(LaunchReport {
         kernel: kernel.clone(),
         blocks: task.blocks,
         counters: output.counters,

@@ -1,10 +1,9 @@
 //! The state of the simulator: one simulated machine per process.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ffi::CString;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
-use std::thread::ThreadId;
 
 use crate::abi::kernel::KernelLibrary;
 use crate::abi::sys::HostBlock;
@@ -21,9 +20,11 @@ use crate::registry::Registry;
 use crate::stream::{Stream, TaskContext, Ticket, Work};
 use crate::trace::{Call, LaunchReport, Violation};
 
-/// Violations and calls after this many are not kept.
+/// Violations after this many are not kept.
 const VIOLATIONS_KEPT: usize = 1000;
-const CALLS_KEPT: usize = 1 << 20;
+/// The last calls and launches are kept: a server makes any number.
+const CALLS_KEPT: usize = 1 << 16;
+const LAUNCHES_KEPT: usize = 1 << 14;
 /// Names of functions, separated by commas, that succeed without doing anything.
 const IGNORED_VARIABLE: &str = "ASCEND_SIM_IGNORE";
 /// A function and a number, FUNCTION:N: the process ends at its Nth call, as if it was killed.
@@ -107,8 +108,6 @@ pub(crate) struct Sim {
     pub(crate) launched: HashMap<u64, BTreeMap<Actor, (u64, String)>>,
     pub(crate) functions: Registry<Function>,
     pub(crate) arguments: Registry<Arguments>,
-    /// The argument list of each thread: the runtime has one, which a thread begins anew.
-    pub(crate) arguments_of: HashMap<ThreadId, u64>,
     pub(crate) descriptors: Descriptors,
     pub(crate) communicators: Registry<Arc<Communicator>>,
     pub(crate) collectives: Collectives,
@@ -123,9 +122,9 @@ pub(crate) struct Sim {
     pub(crate) stream_faults: Faults,
     /// How often each operator was put on a stream.
     pub(crate) operator_runs: BTreeMap<&'static str, u64>,
-    pub(crate) calls: Vec<Call>,
+    pub(crate) calls: VecDeque<Call>,
     pub(crate) violations: Vec<Violation>,
-    pub(crate) launches: Vec<LaunchReport>,
+    pub(crate) launches: VecDeque<LaunchReport>,
 }
 
 static SIM: LazyLock<Mutex<Sim>> = LazyLock::new(|| Mutex::new(Sim::new(Machine::default(), 1)));
@@ -133,11 +132,41 @@ static SIM: LazyLock<Mutex<Sim>> = LazyLock::new(|| Mutex::new(Sim::new(Machine:
 thread_local! {
     static CURRENT_DEVICE: Cell<Option<(u64, u32)>> = const { Cell::new(None) };
     static RECENT_MESSAGE: RefCell<CString> = RefCell::default();
+    static ARGUMENTS: OwnArguments = const { OwnArguments(Cell::new(None)) };
+}
+
+/// The argument list of a thread: the runtime has one, which a thread begins anew, and which ends
+/// with the thread.
+struct OwnArguments(Cell<Option<u64>>);
+
+impl OwnArguments {
+    fn begin(&self, state: &mut Sim, list: Option<u64>) {
+        if let Some(former) = self.0.replace(list) {
+            // A reset of the machine has removed it already.
+            let _removed = state.arguments.remove(former);
+        }
+    }
+}
+
+impl Drop for OwnArguments {
+    fn drop(&mut self) {
+        if self.0.get().is_some() {
+            self.begin(&mut sim(), None);
+        }
+    }
 }
 
 /// The one simulated machine.
 pub(crate) fn sim() -> MutexGuard<'static, Sim> {
     SIM.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Adds to what is kept, of which the oldest goes where there is more than `most`.
+fn keep<T>(kept: &mut VecDeque<T>, one: T, most: usize) {
+    if kept.len() == most {
+        kept.pop_front();
+    }
+    kept.push_back(one);
 }
 
 impl Sim {
@@ -167,9 +196,18 @@ impl Sim {
     }
 
     pub(crate) fn log(&mut self, function: &'static str, code: i32) {
-        if self.calls.len() < CALLS_KEPT {
-            self.calls.push(Call { function, code });
-        }
+        keep(&mut self.calls, Call { function, code }, CALLS_KEPT);
+    }
+
+    pub(crate) fn report(&mut self, launch: LaunchReport) {
+        keep(&mut self.launches, launch, LAUNCHES_KEPT);
+    }
+
+    /// Adds the argument list that the calling thread begins, instead of its former one.
+    pub(crate) fn begin_arguments(&mut self, list: Arguments) -> u64 {
+        let begun = self.arguments.insert(list);
+        ARGUMENTS.with(|own| own.begin(self, Some(begun)));
+        begun
     }
 
     pub(crate) fn require_initialized(&self) -> Outcome {

@@ -581,6 +581,67 @@ fn destroying_a_busy_stream_is_reported() {
     one_violation("stream-destroyed-busy", "call aclrtSynchronizeStream first");
 }
 
+/// A server has a thread for each session, with its own part of the host's memory.
+#[cfg(target_os = "linux")]
+#[test]
+fn freed_memory_of_other_threads_returns_to_the_system() {
+    const THREADS: usize = 8;
+    fn resident_kib() -> usize {
+        let status = std::fs::read_to_string("/proc/self/status").expect("proc");
+        let line = status.lines().find(|line| line.starts_with("VmRSS:"));
+        let kib = line.and_then(|line| line.split_whitespace().nth(1));
+        kib.and_then(|kib| kib.parse().ok()).expect("kB")
+    }
+    let _device = Device::new();
+    let before = resident_kib();
+    let (all, round) = (std::sync::Barrier::new(THREADS), 0..3);
+    std::thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                for _ in round.clone() {
+                    // SAFETY: a device of the machine, and valid out parameters; each block is freed
+                    // once.
+                    unsafe {
+                        assert_eq!(aclrtSetDevice(0), 0);
+                        let blocks = [(); 8].map(|()| {
+                            let mut block = null_mut();
+                            assert_eq!(aclrtMalloc(&raw mut block, 2 << 20, 0), 0);
+                            block
+                        });
+                        all.wait();
+                        for block in blocks {
+                            assert_eq!(aclrtFree(block), 0);
+                        }
+                    }
+                    all.wait();
+                }
+            });
+        }
+    });
+    let grown = resident_kib().saturating_sub(before);
+    assert!(grown < 24 << 10, "{grown} KiB of {}", THREADS * 16 << 10);
+}
+
+/// A server makes any number of calls.
+#[test]
+fn the_last_calls_are_kept_and_no_more() {
+    const KEPT: usize = 1 << 16;
+    let _device = Device::new();
+    control::clear_calls();
+    let mut count = 0;
+    for _ in 0..KEPT {
+        // SAFETY: a valid out parameter.
+        assert_eq!(unsafe { aclrtGetDeviceCount(&raw mut count) }, 0);
+    }
+    assert_eq!(control::calls().len(), KEPT);
+    let mut device = -1;
+    // SAFETY: a valid out parameter.
+    assert_eq!(unsafe { aclrtGetDevice(&raw mut device) }, 0);
+    let calls = control::calls();
+    assert_eq!(calls.len(), KEPT);
+    assert_eq!(calls[KEPT - 1].function, "aclrtGetDevice");
+}
+
 #[test]
 fn the_nth_call_fails_on_request() {
     let device = Device::new();

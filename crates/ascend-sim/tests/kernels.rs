@@ -222,6 +222,15 @@ fn argument_lists_that_are_no_use_are_refused() {
             "{code}: {message}"
         );
     };
+    let address = function as usize;
+    let of_thread = std::thread::spawn(move || {
+        let (function, mut list) = (address as *mut std::ffi::c_void, std::ptr::null_mut());
+        // SAFETY: a live function, and a valid out parameter.
+        assert_eq!(unsafe { aclrtKernelArgsInit(function, &raw mut list) }, 0);
+        list as usize
+    });
+    let ended = of_thread.join().expect("no panic") as *mut std::ffi::c_void;
+    refused(append(ended), 107017, "was destroyed before");
     let first = list();
     assert_eq!(append(first), 0);
     refused(

@@ -6,6 +6,7 @@ mod error;
 #[cfg(feature = "flex")]
 mod flex;
 mod node;
+pub mod openings;
 pub mod primitive;
 pub mod rms_norm;
 #[cfg(feature = "serve")]

@@ -32,5 +32,7 @@ mod output;
 mod serve;
 #[cfg(feature = "ascend-sim")]
 mod several_devices;
+#[cfg(all(feature = "ascend-sim", target_os = "linux"))]
+mod strangers;
 mod train;
 mod verify;

@@ -68,9 +68,16 @@ pub(crate) struct Engine<'a>(
 const POISON: u8 = 0xff;
 const BYTES_ALIGNMENT: usize = 512;
 
-/// From this size on, memory is mapped and its pages are made when they are touched: so that a test
-/// can have offsets beyond 32 bits. It reads as zero.
+/// From this size on, memory is mapped: the system has it back when it is freed. The host's
+/// allocator would keep it for each thread that had it, and a server has a thread for each session.
+const MAPPED_BYTES: usize = 1 << 20;
+
+/// From this size on, pages are made when they are touched: so that a test can have offsets beyond 32
+/// bits. It reads as zero.
 const SPARSE_BYTES: usize = 4 << 30;
+
+/// Alignment of mapped memory, at least.
+const PAGE_BYTES: usize = 4096;
 
 /// Memory of the host's allocator, or mapped if it is large; freed when dropped.
 struct RawBytes {
@@ -84,7 +91,7 @@ impl RawBytes {
         let layout = Layout::from_size_align(size.max(1), alignment).map_err(|_| {
             Failure::new(INTERNAL_ERROR, format!("{size} bytes cannot be laid out"))
         })?;
-        if layout.size() >= SPARSE_BYTES {
+        if is_mapped(layout) {
             // SAFETY: an anonymous mapping at an address that the kernel picks; no memory that the
             // process uses is replaced.
             let start = unsafe {
@@ -97,16 +104,18 @@ impl RawBytes {
                     0,
                 )
             };
-            return match NonNull::new(start.cast::<u8>()) {
-                Some(mapped) if start != libc::MAP_FAILED => Ok(Self {
-                    start: mapped,
-                    layout,
-                }),
-                _ => Err(Failure::new(
-                    INTERNAL_ERROR,
-                    format!("{size} bytes cannot be mapped"),
-                )),
+            let start = match NonNull::new(start.cast::<u8>()) {
+                Some(mapped) if start != libc::MAP_FAILED => mapped,
+                _ => {
+                    let message = format!("{size} bytes cannot be mapped");
+                    return Err(Failure::new(INTERNAL_ERROR, message));
+                }
             };
+            if layout.size() < SPARSE_BYTES {
+                // SAFETY: `start` was just mapped for writing with `layout.size()` bytes.
+                unsafe { start.write_bytes(fill, layout.size()) };
+            }
+            return Ok(Self { start, layout });
         }
         // SAFETY: the layout has a size of at least one byte.
         let Some(start) = NonNull::new(unsafe { alloc(layout) }) else {
@@ -118,9 +127,13 @@ impl RawBytes {
     }
 }
 
+fn is_mapped(layout: Layout) -> bool {
+    layout.size() >= MAPPED_BYTES && layout.align() <= PAGE_BYTES
+}
+
 impl Drop for RawBytes {
     fn drop(&mut self) {
-        if self.layout.size() >= SPARSE_BYTES {
+        if is_mapped(self.layout) {
             // SAFETY: mapped in `new` with the same size, unmapped once; that it succeeds is not
             // needed for anything.
             unsafe { libc::munmap(self.start.as_ptr().cast(), self.layout.size()) };

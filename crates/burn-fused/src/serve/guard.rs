@@ -6,18 +6,19 @@
 //! written here, and after a first message that is small and arrives in time. Nothing else passes
 //! until the server has answered that message.
 
-use std::collections::VecDeque;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use socket2::{SockRef, Socket, TcpKeepalive};
+use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, BufReader, copy_buf};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 use tracing::info;
+
+use crate::openings::Openings;
 
 /// Time for the request and the first message.
 const OPENING: Duration = Duration::from_secs(5);
@@ -25,15 +26,27 @@ const OPENING: Duration = Duration::from_secs(5);
 const HEAD_BYTES: usize = 4 << 10;
 /// The byte limit of the first message: a version, an index and the token.
 const FIRST_MESSAGE_BYTES: usize = 64 << 10;
-/// The limit on connections being opened; a further one closes the oldest.
-const OPENING_AT_ONCE: usize = 512;
-/// The limit per address, so that one client cannot close the connections of others.
-const OPENING_OF_ADDRESS: usize = 32;
+/// The limit on connections being opened. Each has up to two sockets, and many systems allow a
+/// process 1024.
+const OPENING_AT_ONCE: usize = 256;
+/// Connections that the system keeps until they are accepted.
+const BACKLOG: i32 = 1024;
 /// Bytes buffered in one direction of a session.
 const BUFFER_BYTES: usize = 256 << 10;
 const SESSIONS: &str = "GET /session HTTP/1.1";
 /// The first byte of a binary frame that holds a whole message (RFC 6455, section 5.2).
 const WHOLE_BINARY: u8 = 0x82;
+
+/// Listens on 127.0.0.1 at a port chosen by the system. Where the system supports filters, the port
+/// is closed to everybody from its first moment.
+pub(super) fn listen_closed() -> io::Result<std::net::TcpListener> {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+    socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into())?;
+    // Not Linux, or not permitted: a server still asks unknown clients for the token.
+    let _open = admit(&socket, None);
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
+}
 
 /// burn-remote's server, at a local port that other programs on this machine could also reach.
 pub(super) struct Inner {
@@ -43,6 +56,7 @@ pub(super) struct Inner {
 }
 
 impl Inner {
+    /// The server at a [closed](listen_closed) listener.
     pub(super) fn new(listener: &std::net::TcpListener) -> io::Result<Self> {
         Ok(Self {
             address: listener.local_addr()?,
@@ -58,20 +72,61 @@ impl Inner {
         // Otherwise each connection would keep its port for a minute after its end.
         socket.set_zero_linger()?;
         socket.bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
-        // Not Linux, or not permitted: the server still asks unknown clients for the token.
-        let _open = admit(&listener, socket.local_addr()?.port());
+        // As above.
+        let _open = admit(&listener, Some(socket.local_addr()?.port()));
         socket.connect(self.address).await
     }
 }
 
-/// Drops the packets to a listening socket that come from other ports.
+/// The port of a server for its own process. It is open while a client of the process connects; the
+/// [guard](pass) closes the connections of [others](is_own), and asks each for the token.
+#[derive(Debug)]
+pub(super) struct Door {
+    address: SocketAddr,
+    listener: std::sync::Mutex<Socket>,
+}
+
+impl Door {
+    /// The port of a [closed](listen_closed) listener.
+    pub(super) fn new(listener: &std::net::TcpListener) -> io::Result<Self> {
+        Ok(Self {
+            address: listener.local_addr()?,
+            listener: std::sync::Mutex::new(SockRef::from(listener).try_clone()?),
+        })
+    }
+
+    pub(super) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Opens the port while `connect` runs.
+    pub(super) fn open<T>(&self, connect: impl FnOnce() -> T) -> T {
+        struct Closing<'a>(&'a Socket);
+        impl Drop for Closing<'_> {
+            fn drop(&mut self) {
+                // Where the port was closed before, it is closed again.
+                let _open = admit(self.0, None);
+            }
+        }
+        let listener = self.listener.lock();
+        let listener = listener.unwrap_or_else(std::sync::PoisonError::into_inner);
+        let _closing = Closing(&listener);
+        open(&listener);
+        connect()
+    }
+}
+
+/// Drops the packets to a listening socket that come from other ports, or all.
 #[cfg(target_os = "linux")]
-fn admit(listener: &Socket, port: u16) -> io::Result<()> {
+fn admit(listener: &Socket, port: Option<u16>) -> io::Result<()> {
     use socket2::SockFilter;
     // Classic BPF over the header of TCP, which begins with the source port (linux/filter.h).
     const LOAD_HALF: u16 = 0x28;
     const JUMP_IF_EQUAL: u16 = 0x15;
     const RETURN: u16 = 0x06;
+    let Some(port) = port else {
+        return listener.attach_filter(&[SockFilter::new(RETURN, 0, 0, 0)]);
+    };
     listener.attach_filter(&[
         SockFilter::new(LOAD_HALF, 0, 0, 0),
         SockFilter::new(JUMP_IF_EQUAL, 0, 1, port.into()),
@@ -81,78 +136,75 @@ fn admit(listener: &Socket, port: u16) -> io::Result<()> {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn admit(_: &Socket, _: u16) -> io::Result<()> {
+fn admit(_: &Socket, _: Option<u16>) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// A connection being opened.
-struct Opening {
-    id: u64,
-    origin: IpAddr,
-    task: AbortHandle,
+/// Takes the packets from all ports again.
+fn open(listener: &Socket) {
+    // There was no filter.
+    #[cfg(target_os = "linux")]
+    let _none = listener.detach_filter();
+    #[cfg(not(target_os = "linux"))]
+    let _none = listener;
 }
 
-/// The connections being opened, oldest first.
-#[derive(Clone, Default)]
-struct Openings(Arc<Mutex<VecDeque<Opening>>>);
-
-impl Openings {
-    fn lock(&self) -> MutexGuard<'_, VecDeque<Opening>> {
-        // Each change is one call, so a panic leaves the list consistent.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Closes the oldest connections to make room for one more of this origin.
-    fn make_room(openings: &mut VecDeque<Opening>, origin: IpAddr) {
-        let alike = |opening: &Opening| opening.origin == origin;
-        let oldest = if openings.iter().filter(|x| alike(x)).count() >= OPENING_OF_ADDRESS {
-            openings.iter().position(alike)
-        } else {
-            (openings.len() >= OPENING_AT_ONCE).then_some(0)
-        };
-        if let Some(opening) = oldest.and_then(|index| openings.remove(index)) {
-            opening.task.abort();
-        }
-    }
-
-    /// Removes a connection from the list; false if it has been closed.
-    fn finish(&self, id: u64) -> bool {
-        let mut openings = self.lock();
-        let index = openings.iter().position(|opening| opening.id == id);
-        index.and_then(|index| openings.remove(index)).is_some()
-    }
+/// True if a client on this machine is of this process. Where the system does not say (other than
+/// Linux), true as well: each client still shows the token.
+#[allow(
+    clippy::disallowed_methods,
+    reason = "a table of the system, no file that somebody gives"
+)]
+pub(super) fn is_own(client: SocketAddr) -> bool {
+    // proc(5): a row of each socket has its address in hexadecimal as second and its inode as tenth
+    // word, and the link of a file descriptor to a socket has the inode.
+    let SocketAddr::V4(client) = client else {
+        return false;
+    };
+    let (Ok(sockets), Ok(open)) = (
+        std::fs::read_to_string("/proc/self/net/tcp"),
+        std::fs::read_dir("/proc/self/fd"),
+    ) else {
+        return true;
+    };
+    let address = u32::from_ne_bytes(client.ip().octets());
+    let address = format!("{address:08X}:{:04X}", client.port());
+    let rows = sockets.lines().skip(1);
+    let mut rows = rows.map(|row| row.split_whitespace().collect::<Vec<_>>());
+    let row = rows.find(|row| row.get(1) == Some(&address.as_str()));
+    let Some(inode) = row.as_ref().and_then(|row| row.get(9)) else {
+        return false;
+    };
+    let link = format!("socket:[{inode}]");
+    let mut links = open.filter_map(|file| std::fs::read_link(file.ok()?.path()).ok());
+    links.any(|found| found.as_os_str() == link.as_str())
 }
 
-/// The origin of a connection: an IPv4 address, or an IPv6 network, since one host may have any
-/// number of addresses in it.
-fn origin(address: SocketAddr) -> IpAddr {
-    match address.ip().to_canonical() {
-        IpAddr::V6(ip) => IpAddr::V6(Ipv6Addr::from(u128::from(ip) >> 64 << 64)),
-        ip => ip,
-    }
-}
-
-/// Forwards the connections that `listener` accepts to `server`, indefinitely. They end with this
-/// future.
-pub(super) async fn pass(listener: TcpListener, server: Inner) {
+/// Forwards the connections that `listener` accepts from clients that `may_come` to `server`,
+/// indefinitely. They end with this future.
+pub(super) async fn pass(
+    listener: TcpListener,
+    server: Inner,
+    may_come: impl Fn(SocketAddr) -> bool,
+) {
     let server = Arc::new(server);
-    let openings = Openings::default();
+    let openings = Openings::new(OPENING_AT_ONCE);
     let mut connections = JoinSet::new();
-    let mut id = 0;
     loop {
         let client = listener.accept().await;
         while connections.try_join_next().is_some() {}
         match client {
+            Ok((_, stranger)) if !may_come(stranger) => {}
             Ok((client, address)) => {
-                id += 1;
-                let origin = origin(address);
-                let mut list = openings.lock();
-                Openings::make_room(&mut list, origin);
-                let (server, openings) = (server.clone(), openings.clone());
-                let task = connections.spawn(async move {
-                    connection(client, address, server, openings, id).await;
+                let evicted = openings.add(address, |id| {
+                    let (server, openings) = (server.clone(), openings.clone());
+                    connections.spawn(async move {
+                        connection(client, address, server, openings, id).await;
+                    })
                 });
-                list.push_back(Opening { id, origin, task });
+                if let Some(evicted) = evicted {
+                    evicted.abort();
+                }
             }
             // Out of sockets, or a client that left at once: both are temporary.
             Err(_) => sleep(Duration::from_millis(50)).await,
@@ -164,10 +216,11 @@ async fn connection(
     client: TcpStream,
     address: SocketAddr,
     server: Arc<Inner>,
-    openings: Openings,
+    openings: Openings<AbortHandle>,
     id: u64,
 ) {
-    let opened = timeout(OPENING, open(client, &server)).await;
+    let advance = || openings.advance(id);
+    let opened = timeout(OPENING, open_session(client, &server, advance)).await;
     if !openings.finish(id) {
         return;
     }
@@ -195,8 +248,13 @@ async fn connection(
     }
 }
 
-/// Opens a session for a client, up to the first bytes of the server's answer.
-async fn open(mut client: TcpStream, server: &Inner) -> io::Result<[TcpStream; 2]> {
+/// Opens a session for a client, up to the first bytes of the server's answer. Calls `advance` after
+/// each message of the client.
+async fn open_session(
+    mut client: TcpStream,
+    server: &Inner,
+    advance: impl Fn(),
+) -> io::Result<[TcpStream; 2]> {
     client.set_nodelay(true)?;
     // A vanished client is detected within 30 seconds, as by burn-remote's own sockets.
     let probes = TcpKeepalive::new().with_time(Duration::from_secs(10));
@@ -210,6 +268,7 @@ async fn open(mut client: TcpStream, server: &Inner) -> io::Result<[TcpStream; 2
             .await?;
         return Err(io::ErrorKind::InvalidInput.into());
     };
+    advance();
     let mut server = server.connect().await?;
     server.set_nodelay(true)?;
     server.write_all(request.as_bytes()).await?;
@@ -218,7 +277,9 @@ async fn open(mut client: TcpStream, server: &Inner) -> io::Result<[TcpStream; 2
     if !answer.starts_with(b"HTTP/1.1 101 ") {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    server.write_all(&first_message(&mut client).await?).await?;
+    let message = first_message(&mut client).await?;
+    advance();
+    server.write_all(&message).await?;
     let mut answer = [0; HEAD_BYTES];
     let bytes = server.read(&mut answer).await?;
     // The server answers the token with a message; a pong or a close does not open the session.
@@ -329,10 +390,11 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn the_inner_port_takes_connections_of_the_guard_alone() {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let listener = listen_closed().expect("a free port");
         let address = listener.local_addr().expect("bound");
         let inner = Inner::new(&listener).expect("a second handle");
-        let refused = admit(&SockRef::from(&listener), 1).err();
+        let other = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let refused = admit(&SockRef::from(&other), None).err();
         let kinds = refused.as_ref().map(io::Error::kind);
         assert!(matches!(
             kinds,
@@ -342,12 +404,22 @@ mod tests {
             .enable_all()
             .build();
         threads.expect("a runtime").block_on(async {
+            let is_open = || async {
+                let stranger = TcpStream::connect(address);
+                timeout(Duration::from_millis(300), stranger).await.is_ok()
+            };
+            assert_eq!(is_open().await, refused.is_some());
             let mut from_guard = inner.connect().await.expect("its own port");
-            let stranger = timeout(Duration::from_millis(300), TcpStream::connect(address)).await;
-            assert_eq!(stranger.is_ok(), refused.is_some());
+            assert_eq!(is_open().await, refused.is_some());
             // An opened connection stays open, whoever is admitted next.
             inner.connect().await.expect("another port");
-            let (mut accepted, _) = listener.accept().expect("it came");
+            let own = from_guard.local_addr().expect("bound");
+            let mut accepted = loop {
+                match listener.accept().expect("it came") {
+                    (accepted, from) if from == own => break accepted,
+                    (_, stranger) => assert!(refused.is_some(), "{stranger}"),
+                }
+            };
             from_guard.write_all(b"ping").await.expect("sends");
             let mut found = [0; 4];
             std::io::Read::read_exact(&mut accepted, &mut found).expect("arrives");
@@ -408,38 +480,6 @@ mod tests {
             assert_eq!(request(wrong.as_bytes()), None, "{wrong:?}");
         }
         assert_eq!(request(b"GET /session HTTP/1.1\r\nX: \xff\r\n\r\n"), None);
-    }
-
-    #[test]
-    fn the_oldest_opening_makes_room_and_those_of_others_stay() {
-        let threads = tokio::runtime::Builder::new_current_thread().build();
-        threads.expect("a runtime").block_on(async {
-            let mut tasks = JoinSet::new();
-            let openings = Openings::default();
-            let mut add = |id: u64, address: &str| {
-                let origin = origin(SocketAddr::new(address.parse().expect("an address"), 1));
-                let mut list = openings.lock();
-                Openings::make_room(&mut list, origin);
-                let task = tasks.spawn(std::future::pending::<()>());
-                list.push_back(Opening { id, origin, task });
-            };
-            add(0, "10.0.0.1");
-            for id in 1..100 {
-                // One network of IPv6, and one address as IPv4 and as IPv6.
-                let address = format!("2001:db8::{id:x}");
-                add(id, &address);
-                add(1000 + id, ["10.0.0.2", "::ffff:10.0.0.2"][id as usize % 2]);
-            }
-            let ids = || openings.lock().iter().map(|x| x.id).collect::<Vec<_>>();
-            let (first, rest) = (ids()[0], ids().len() - 1);
-            assert_eq!((first, rest), (0, 2 * OPENING_OF_ADDRESS));
-            assert!(ids().contains(&99) && ids().contains(&1099) && !ids().contains(&67));
-            for id in 2000..2000 + OPENING_AT_ONCE as u64 {
-                add(id, &format!("10.1.{}.{}", id / 250, id % 250));
-            }
-            assert_eq!(ids().len(), OPENING_AT_ONCE);
-            assert!(!openings.finish(0) && openings.finish(2000) && !openings.finish(2000));
-        });
     }
 
     #[test]

@@ -4,7 +4,7 @@ mod guard;
 
 use std::error::Error;
 use std::io::IsTerminal as _;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 use std::{fmt, io};
@@ -23,7 +23,7 @@ use tracing_subscriber::filter::{FilterExt as _, LevelFilter};
 use tracing_subscriber::layer::{Context, Filter, SubscriberExt as _};
 use tracing_subscriber::{EnvFilter, Layer as _, fmt::layer, registry};
 
-use guard::Inner;
+use guard::{Door, Inner, listen_closed};
 
 /// Runs `work` that may wait for a device, such as a read after a sum over several devices. On a
 /// server thread, it lets other threads serve the devices that it waits for.
@@ -133,8 +133,8 @@ pub fn serve<B: BackendIr, E: Error + Send + Sync + 'static>(
     log();
     listener.set_nonblocking(true)?;
     let devices: Vec<_> = devices.into_iter().collect();
-    let (server, inner) = Server::with_token(devices.clone(), operations, token.clone())?;
-    server.threads.block_on(async {
+    let (sessions, inner) = Sessions::start(devices.clone(), operations, token)?;
+    sessions.threads.block_on(async {
         let listener = tokio::net::TcpListener::from_std(listener)?;
         let stopped = asked_to_stop()?;
         ready()?;
@@ -147,7 +147,7 @@ pub fn serve<B: BackendIr, E: Error + Send + Sync + 'static>(
             }
         };
         tokio::select! {
-            () = guard::pass(listener, inner) => Ok(()),
+            () = guard::pass(listener, inner, |_| true) => Ok(()),
             () = stopped => Ok(()),
             error = failed => Err(ServeError::Failed(error.into())),
         }
@@ -212,16 +212,14 @@ fn asked_to_stop() -> io::Result<impl Future<Output = ()>> {
 }
 
 /// A server in this process, on 127.0.0.1 at a port chosen by the system. It serves on separate
-/// threads until dropped.
+/// threads until dropped. Where the system can filter sockets, the port is closed but for the moments
+/// of [`connect`](Self::connect).
 #[derive(Debug)]
 pub struct Server {
-    address: SocketAddr,
+    door: Door,
     token: Token,
-    serving: JoinHandle<()>,
-    threads: Handle,
-    runtime: Option<Runtime>,
-    /// Closed when the last session has dropped its tensors.
-    sessions: Receiver<()>,
+    /// Ended by their drop.
+    _sessions: Sessions,
 }
 
 impl Server {
@@ -234,19 +232,61 @@ impl Server {
         devices: impl IntoIterator<Item = B::Device>,
         operations: CustomOpRegistry<B>,
     ) -> Result<Self, ServeError> {
-        // Clients in this process connect to the server directly, so it cannot be closed to others.
-        Ok(Self::with_token(devices, operations, Token::random()?)?.0)
+        let token = Token::random()?;
+        let listener = listen_closed()?;
+        let door = Door::new(&listener)?;
+        let (sessions, inner) = Sessions::start(devices, operations, &token)?;
+        // burn's client chooses its port, which no filter can know before: the guard takes it in, and
+        // nobody who connects in the same moment.
+        listener.set_nonblocking(true)?;
+        let listener = {
+            let _of_runtime = sessions.threads.enter();
+            tokio::net::TcpListener::from_std(listener)?
+        };
+        sessions
+            .threads
+            .spawn(guard::pass(listener, inner, guard::is_own));
+        Ok(Self {
+            door,
+            token,
+            _sessions: sessions,
+        })
     }
 
-    fn with_token<B: BackendIr>(
+    /// Connects to device `index` of the server, as a burn device.
+    ///
+    /// # Errors
+    /// [`ServeError::Connect`].
+    pub fn connect(&self, index: usize) -> Result<Device, ServeError> {
+        let host = self.token.host(&self.url());
+        let options = Device::remote_options(&host).device_index(index);
+        Ok(self.door.open(|| options.init())?)
+    }
+
+    fn url(&self) -> String {
+        format!("ws://{}", self.door.address())
+    }
+}
+
+/// burn-remote's server with its sessions, on separate threads until dropped.
+#[derive(Debug)]
+struct Sessions {
+    serving: JoinHandle<()>,
+    threads: Handle,
+    runtime: Option<Runtime>,
+    /// Closed when the last session has dropped its tensors.
+    ended: Receiver<()>,
+}
+
+impl Sessions {
+    fn start<B: BackendIr>(
         devices: impl IntoIterator<Item = B::Device>,
         mut operations: CustomOpRegistry<B>,
-        token: Token,
+        token: &Token,
     ) -> Result<(Self, Inner), ServeError> {
-        let listener = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
-        let address = listener.local_addr()?;
+        let listener = listen_closed()?;
         let inner = Inner::new(&listener)?;
-        let (alive, sessions) = channel::<()>();
+        let (alive, ended) = channel::<()>();
         operations.register(ALIVE, move |_, _, _| {
             let _held = &alive;
         });
@@ -264,37 +304,22 @@ impl Server {
             // Clients notice from their connections that the server stopped.
             let _stopped = serving.await;
         });
-        let server = Self {
-            address,
-            token,
+        let sessions = Self {
             serving,
             threads: runtime.handle().clone(),
             runtime: Some(runtime),
-            sessions,
+            ended,
         };
-        Ok((server, inner))
-    }
-
-    /// Connects to device `index` of the server, as a burn device.
-    ///
-    /// # Errors
-    /// [`ServeError::Connect`].
-    pub fn connect(&self, index: usize) -> Result<Device, ServeError> {
-        let host = self.token.host(&self.url());
-        Ok(Device::remote_options(&host).device_index(index).init()?)
-    }
-
-    fn url(&self) -> String {
-        format!("ws://{}", self.address)
+        Ok((sessions, inner))
     }
 }
 
-impl Drop for Server {
+impl Drop for Sessions {
     /// Ends the sessions and waits, within a limit, until they have dropped their tensors: an
     /// unresponsive device must not block the process.
     fn drop(&mut self) {
         self.serving.abort();
-        let _closed_or_late = self.sessions.recv_timeout(PATIENCE);
+        let _closed_or_late = self.ended.recv_timeout(PATIENCE);
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
@@ -312,16 +337,39 @@ mod tests {
         let server =
             Server::start::<Flex>([FlexDevice], CustomOpRegistry::new()).expect("it starts");
         let stranger = Token::new("guess").expect("not empty").host(&server.url());
-        let refused = Device::remote_options(&stranger).init();
+        let options = Device::remote_options(&stranger);
+        let refused = server.door.open(|| options.init());
         assert!(
             matches!(refused, Err(ConnectError::Unauthorized)),
             "{refused:?}"
         );
-        assert!(server.address.ip().is_loopback(), "{}", server.address);
+        let address = server.door.address();
+        assert!(address.ip().is_loopback(), "{address}");
         assert!(!format!("{server:?}").contains(server.token.reveal()));
         let device = server.connect(0).expect("it answers");
         let sum = Tensor::<1>::from_data([1.0, 2.0], &device).sum();
         assert_eq!(sum.into_scalar::<f32>(), 3.0);
+    }
+
+    /// Also in the moment when this process connects.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_server_for_this_process_answers_no_other() {
+        let server =
+            Server::start::<Flex>([FlexDevice], CustomOpRegistry::new()).expect("it starts");
+        let port = server.door.address().port();
+        let ask = format!(
+            "exec 3<>/dev/tcp/127.0.0.1/{port} && printf 'GET / HTTP/1.1\\r\\n\\r\\n' >&3 && cat <&3"
+        );
+        let answer = || {
+            let mut other = std::process::Command::new("timeout");
+            let asked = other.args(["2", "bash", "-c", &ask]).output();
+            asked.expect("bash is there").stdout
+        };
+        assert_eq!(answer(), b"");
+        assert_eq!(server.door.open(answer), b"");
+        server.connect(0).expect("it answers");
+        assert_eq!(answer(), b"");
     }
 
     #[test]

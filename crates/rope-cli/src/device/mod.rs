@@ -76,13 +76,25 @@ impl FromStr for Device {
             Some((url, index)) => (url, index.parse().map_err(|_| expected())?),
             None => (url, 0),
         };
-        if !url.starts_with("ws://") {
-            return Err(expected());
-        }
+        let authority = url.strip_prefix("ws://").ok_or_else(expected)?;
+        expect_port(authority)?;
         Ok(Self::Remote {
             url: url.to_owned(),
             index,
         })
+    }
+}
+
+/// Refuses a port that no server can have: it would be tried for a while.
+fn expect_port(authority: &str) -> Result<(), String> {
+    let host = authority.split('/').next().unwrap_or(authority);
+    // The colons of an IPv6 address are in brackets.
+    let after = host.rsplit(']').next().unwrap_or(host);
+    match after.rsplit_once(':') {
+        Some((_, port)) if !port.parse::<u16>().is_ok_and(|port| port > 0) => Err(format!(
+            "expected a port from 1 to 65535, found {port:?} in ws://{authority}"
+        )),
+        _ => Ok(()),
     }
 }
 
@@ -456,6 +468,9 @@ mod tests {
             "ascend-sim:2",
             "remote:ws://10.0.0.7:3000",
             "remote:ws://host:3000#2",
+            "remote:ws://[::1]:65535",
+            "remote:ws://[::1]",
+            "remote:ws://host",
         ] {
             let device: Device = text.parse().expect(text);
             assert_eq!(device.to_string(), text);
@@ -474,6 +489,24 @@ mod tests {
         ] {
             let error = Device::from_str(text).expect_err(text);
             assert!(error.contains(EXPECTED) && error.contains(text), "{error}");
+        }
+        for port in [
+            "65536",
+            "99999",
+            "0",
+            "-1",
+            "",
+            "3000x",
+            "18446744073709551616",
+        ] {
+            for host in ["host", "[::1]"] {
+                for end in ["", "/", "#1", "/path:3000"] {
+                    let text = format!("remote:ws://{host}:{port}{end}");
+                    let error = Device::from_str(&text).expect_err(&text);
+                    let found = format!("from 1 to 65535, found {port:?}");
+                    assert!(error.contains(&found), "{error}");
+                }
+            }
         }
     }
 }

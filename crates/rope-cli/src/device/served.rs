@@ -3,10 +3,13 @@
 use std::env::VarError;
 use std::error::Error;
 use std::fs::File;
+use std::hash::{BuildHasher as _, RandomState};
 use std::io::Read as _;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use burn::remote::{ConnectError, RemoteHost};
 use burn::tensor::distributed::{ReduceOperation, all_reduce};
 use burn::tensor::{Device as BurnDevice, Tensor};
 use burn_ascend::serve::Token;
@@ -21,6 +24,11 @@ use crate::stdio::note_if_slow;
 
 /// Environment variable with the token of a server.
 pub(crate) const TOKEN_VARIABLE: &str = "MROPE_TOKEN";
+
+/// The time for which a client tries again if the server closes its connections, and the longest
+/// time between two tries.
+const CLOSED: Duration = Duration::from_secs(20);
+const LONGEST_WAIT: Duration = Duration::from_millis(500);
 
 /// NPUs of this machine, served to this process until this is dropped.
 pub(crate) struct ServedNpu(AscendHost);
@@ -166,10 +174,9 @@ pub(super) fn connect(
     token: &TokenArgs,
 ) -> Result<BurnDevice, Box<dyn Error>> {
     let host = token.token(url)?.host(url);
-    let options = BurnDevice::remote_options(&host).device_index(index as usize);
     // An address without a server is tried for some 15 seconds.
     let connecting = note_if_slow(format!("connecting to {url} ..."));
-    let device = options.init();
+    let device = init(&host, index as usize);
     drop(connecting);
     Ok(device.map_err(|error| {
         let reason = error.to_string();
@@ -182,6 +189,42 @@ pub(super) fn connect(
         };
         format!("{url}: {reason}{hint}")
     })?)
+}
+
+/// Connects, and again if the server closes the connection: one that many strangers call closes
+/// some that have not yet shown the token.
+fn init(host: &RemoteHost, index: usize) -> Result<BurnDevice, ConnectError> {
+    let started = Instant::now();
+    let mut wait = Duration::from_millis(20);
+    loop {
+        let options = BurnDevice::remote_options(host).device_index(index);
+        match options.init() {
+            Err(error) if is_closed(&error) && started.elapsed() < CLOSED => {
+                // Clients that were closed together do not come back together.
+                let part = RandomState::new().hash_one(wait) % 1000;
+                std::thread::sleep(wait / 2 + wait.mul_f64(part as f64 / 1000.0));
+                wait = (wait * 2).min(LONGEST_WAIT);
+            }
+            device => return device,
+        }
+    }
+}
+
+/// True if the server took the connection, and closed it without an answer.
+fn is_closed(error: &ConnectError) -> bool {
+    // The words of the system, of tungstenite and of burn-remote.
+    const CLOSED: [&str; 6] = [
+        "reset by peer",
+        "Broken pipe",
+        "Handshake not finished",
+        "without closing handshake",
+        "closed",
+        "aborted",
+    ];
+    let (ConnectError::Unreachable { reason } | ConnectError::Handshake { reason }) = error else {
+        return false;
+    };
+    CLOSED.iter().any(|words| reason.contains(words))
 }
 
 /// The operations that ran on the host or on the AI CPU, since the last [`reset_elsewhere`].

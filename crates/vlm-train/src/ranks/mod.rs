@@ -7,6 +7,7 @@
 mod frame;
 mod peers;
 mod rendezvous;
+mod server;
 mod sums;
 
 use std::fmt;

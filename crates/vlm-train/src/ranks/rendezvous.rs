@@ -1,13 +1,12 @@
-//! The rendezvous of processes on several hosts: a server in the process of host 0, to which each
-//! process connects. It carries root infos, numbers and causes, but no tensors.
+//! The rendezvous of processes on several hosts: a [server](super::server) in the process of host 0,
+//! to which each process connects. It carries root infos, numbers and causes, but no tensors.
 //!
 //! Both sides prove that they know the token, and each later frame has an authentication tag.
 //! Frames are not encrypted.
 
-use std::collections::BTreeMap;
 use std::io::{Error as IoError, ErrorKind};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,18 +14,16 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::frame::{Seal, TAG, is_equal, read_plain, tag, write_plain};
-use super::{Link, RankFailure, RankGroup, Shared, slow};
+use super::server::Server;
+use super::{Link, RankFailure, RankGroup, Shared};
 
 /// The heartbeat interval of each side, and the silence after which a side counts as gone.
-const ALIVE: Duration = Duration::from_secs(2);
-const SILENCE: Duration = Duration::from_secs(15);
-/// The time limit of a handshake, and the limit on concurrent handshakes.
-const HANDSHAKE: Duration = Duration::from_secs(10);
-const HANDSHAKES: usize = 64;
-const HELLO_LIMIT: usize = 4096;
-const POLL: Duration = Duration::from_millis(20);
-/// The limit on ranks of a process.
-const LOCAL_LIMIT: usize = 1024;
+pub(super) const ALIVE: Duration = Duration::from_secs(2);
+pub(super) const SILENCE: Duration = Duration::from_secs(15);
+/// The time limit of a handshake.
+pub(super) const HANDSHAKE: Duration = Duration::from_secs(10);
+pub(super) const HELLO_LIMIT: usize = 4096;
+pub(super) const POLL: Duration = Duration::from_millis(20);
 
 /// The reason why the processes of a run did not meet.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -97,18 +94,18 @@ pub struct Rendezvous {
 
 /// A process's description of itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Hello {
-    version: String,
-    hosts: usize,
-    host: usize,
-    local: usize,
+pub(super) struct Hello {
+    pub(super) version: String,
+    pub(super) hosts: usize,
+    pub(super) host: usize,
+    pub(super) local: usize,
 }
 
-const VERSION: &str = env!("CARGO_PKG_VERSION");
+pub(super) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// A message after the handshake.
 #[derive(Debug, Serialize, Deserialize)]
-enum Message {
+pub(super) enum Message {
     /// All hosts have connected: the first rank of this host, and the number of all ranks.
     Begin { first: usize, all: usize },
     /// The parts of the ranks of a host, or of all.
@@ -124,46 +121,46 @@ enum Message {
 }
 
 /// The authentication tag of one side of a handshake.
-fn proof(token: &[u8], side: &str, nonces: [&[u8]; 2], said: &[u8]) -> [u8; TAG] {
+pub(super) fn proof(token: &[u8], side: &str, nonces: [&[u8]; 2], said: &[u8]) -> [u8; TAG] {
     let name = format!("mrope rendezvous, {side}");
     tag(token, &[name.as_bytes(), nonces[0], nonces[1], said])
 }
 
 /// The frames of a connection from and to the side that speaks first in the handshake.
-fn seals(token: &[u8], nonces: [&[u8]; 2]) -> [Seal; 2] {
+pub(super) fn seals(token: &[u8], nonces: [&[u8]; 2]) -> [Seal; 2] {
     ["from the server", "from the client"].map(|way| Seal::new(proof(token, way, nonces, b"")))
 }
 
-fn nonce() -> std::io::Result<[u8; TAG]> {
+pub(super) fn nonce() -> std::io::Result<[u8; TAG]> {
     let mut nonce = [0; TAG];
     getrandom::fill(&mut nonce).map_err(|error| IoError::other(error.to_string()))?;
     Ok(nonce)
 }
 
 /// The outgoing direction of a connection.
-struct Out {
-    stream: TcpStream,
-    seal: Seal,
+pub(super) struct Out {
+    pub(super) stream: TcpStream,
+    pub(super) seal: Seal,
 }
 
 impl Out {
-    fn send(&mut self, message: &Message) -> std::io::Result<()> {
+    pub(super) fn send(&mut self, message: &Message) -> std::io::Result<()> {
         let frame = serde_json::to_vec(message)?;
         self.seal.write(&mut self.stream, &frame)
     }
 }
 
-fn receive(stream: &mut TcpStream, seal: &mut Seal) -> std::io::Result<Message> {
+pub(super) fn receive(stream: &mut TcpStream, seal: &mut Seal) -> std::io::Result<Message> {
     let frame = seal.read(stream)?;
     Ok(serde_json::from_slice(&frame)?)
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The cause of a connection that ended.
-fn gone(error: &IoError) -> String {
+pub(super) fn gone(error: &IoError) -> String {
     match error.kind() {
         ErrorKind::WouldBlock | ErrorKind::TimedOut => format!(
             "its host has not been heard of for {} s: is it off, or the network down?",
@@ -243,7 +240,7 @@ impl Rendezvous {
         clippy::type_complexity,
         reason = "a failure to try again, and one to return"
     )]
-    fn greet(
+    pub(super) fn greet(
         &self,
         mut stream: TcpStream,
         version: &str,
@@ -441,301 +438,5 @@ impl Link for Arc<Client> {
             let wait = |ended: &mut bool| !*ended;
             drop(self.changed_end.wait_timeout_while(ended, HANDSHAKE, wait));
         }
-    }
-}
-
-/// A connected host.
-struct Host {
-    local: usize,
-    out: Out,
-    given: Option<Vec<Vec<u8>>>,
-    is_over: bool,
-}
-
-#[derive(Default)]
-struct Hosts {
-    by_number: BTreeMap<usize, Host>,
-    /// The time since which the first host has waited for the others.
-    waits_since: Option<Instant>,
-    failure: Option<RankFailure>,
-}
-
-struct Server {
-    token: Vec<u8>,
-    hosts: usize,
-    timeout: Duration,
-    state: Mutex<Hosts>,
-    handshakes: AtomicUsize,
-    /// The time of its last message.
-    spoke: Mutex<Option<Instant>>,
-}
-
-impl Server {
-    fn start(listener: TcpListener, of: &Rendezvous) -> std::io::Result<()> {
-        listener.set_nonblocking(true)?;
-        let server = Arc::new(Self {
-            token: of.token.clone(),
-            hosts: of.hosts,
-            timeout: of.timeout,
-            state: Mutex::default(),
-            handshakes: AtomicUsize::new(0),
-            spoke: Mutex::default(),
-        });
-        let name = thread::Builder::new().name("rendezvous".to_owned());
-        name.spawn(move || server.serve(listener)).map(drop)
-    }
-
-    /// Accepts hosts until all have connected, then sends heartbeats until the run is over.
-    fn serve(self: &Arc<Self>, listener: TcpListener) {
-        let limit = Instant::now() + self.timeout;
-        while lock(&self.state).by_number.len() < self.hosts {
-            if Instant::now() >= limit {
-                self.send_all(&Message::Missing(self.missing()));
-                return;
-            }
-            match listener.accept() {
-                Ok((stream, _)) if self.handshakes.load(Ordering::Acquire) < HANDSHAKES => {
-                    self.handshakes.fetch_add(1, Ordering::AcqRel);
-                    let server = self.clone();
-                    thread::spawn(move || server.host(stream));
-                }
-                // Too many concurrent connections are not from this run.
-                Ok(_) => {}
-                Err(_) => thread::sleep(POLL),
-            }
-            self.be_alive();
-        }
-        drop(listener);
-        self.begin();
-        loop {
-            thread::sleep(POLL);
-            let mut state = lock(&self.state);
-            if state.by_number.values().all(|host| host.is_over) {
-                drop(state);
-                self.send_all(&Message::Bye);
-                return;
-            }
-            let is_late = |since: Instant| since.elapsed() > self.timeout;
-            if state.failure.is_none() && state.waits_since.is_some_and(is_late) {
-                let missing = state
-                    .by_number
-                    .iter()
-                    .find(|(_, host)| host.given.is_none());
-                if let Some(number) = missing.map(|(number, _)| *number) {
-                    let rank = first_rank(&state, number);
-                    let cause = slow(self.timeout);
-                    fail(&mut state, RankFailure { rank, cause });
-                }
-            }
-            drop(state);
-            self.be_alive();
-        }
-    }
-
-    /// Sends heartbeats every few seconds.
-    fn be_alive(&self) {
-        let mut last = lock(&self.spoke);
-        if last.is_none_or(|last| last.elapsed() > ALIVE) {
-            *last = Some(Instant::now());
-            self.send_all(&Message::Alive);
-        }
-    }
-
-    fn missing(&self) -> String {
-        let state = lock(&self.state);
-        let missing = (0..self.hosts).filter(|host| !state.by_number.contains_key(host));
-        let missing: Vec<String> = missing.map(|host| host.to_string()).collect();
-        missing.join(", ")
-    }
-
-    fn send_all(&self, message: &Message) {
-        for host in lock(&self.state).by_number.values_mut() {
-            // The thread that reads from a host notices if it is gone.
-            let _ = host.out.send(message);
-        }
-    }
-
-    fn begin(&self) {
-        let mut state = lock(&self.state);
-        let all = state.by_number.values().map(|host| host.local).sum();
-        let mut first = 0;
-        for host in state.by_number.values_mut() {
-            let _ = host.out.send(&Message::Begin { first, all });
-            first += host.local;
-        }
-    }
-
-    /// Serves one connection.
-    fn host(&self, mut stream: TcpStream) {
-        let shaken = self.shake(&mut stream);
-        self.handshakes.fetch_sub(1, Ordering::AcqRel);
-        let Ok(Some((number, mut seal))) = shaken else {
-            // An unknown process, or one that was rejected with a reason.
-            let _ = stream.shutdown(Shutdown::Both);
-            return;
-        };
-        loop {
-            let message = receive(&mut stream, &mut seal);
-            let mut state = lock(&self.state);
-            match message {
-                Ok(Message::Parts(parts)) => give(&mut state, number, parts),
-                Ok(Message::Failed { rank, cause }) => {
-                    fail(&mut state, RankFailure { rank, cause });
-                }
-                Ok(Message::Bye) => {
-                    if let Some(host) = state.by_number.get_mut(&number) {
-                        host.is_over = true;
-                    }
-                    return;
-                }
-                Ok(_) => {}
-                Err(error) => {
-                    let rank = first_rank(&state, number);
-                    let cause = gone(&error);
-                    fail(&mut state, RankFailure { rank, cause });
-                    if let Some(host) = state.by_number.get_mut(&number) {
-                        host.is_over = true;
-                    }
-                    return;
-                }
-            }
-        }
-    }
-
-    /// The server's side of a handshake: the number of the host, and the seal of its frames.
-    fn shake(&self, stream: &mut TcpStream) -> std::io::Result<Option<(usize, Seal)>> {
-        stream.set_nonblocking(false)?;
-        stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(HANDSHAKE))?;
-        stream.set_write_timeout(Some(HANDSHAKE))?;
-        let ours = nonce()?;
-        write_plain(stream, &ours)?;
-        let said = read_plain(stream, HELLO_LIMIT)?;
-        let Some((theirs, rest)) = said.split_first_chunk::<TAG>() else {
-            return Ok(None);
-        };
-        let nonces = [&ours[..], &theirs[..]];
-        let (tag, hello) = rest.split_at(TAG.min(rest.len()));
-        if !is_equal(tag, &proof(&self.token, "client", nonces, hello)) {
-            // An answer without a proof.
-            write_plain(stream, b"refused")?;
-            return Ok(None);
-        }
-        let hello: Hello = serde_json::from_slice(hello)?;
-        let mut state = lock(&self.state);
-        let refusal = self.refusal(&state, &hello);
-        let reason = refusal.clone().unwrap_or_default();
-        let tag = proof(&self.token, "server", nonces, reason.as_bytes());
-        write_plain(stream, &[&tag[..], reason.as_bytes()].concat())?;
-        if refusal.is_some() {
-            return Ok(None);
-        }
-        stream.set_read_timeout(Some(SILENCE))?;
-        let [from_server, from_client] = seals(&self.token, nonces);
-        let out = Out {
-            stream: stream.try_clone()?,
-            seal: from_server,
-        };
-        let host = Host {
-            local: hello.local,
-            out,
-            given: None,
-            is_over: false,
-        };
-        state.by_number.insert(hello.host, host);
-        Ok(Some((hello.host, from_client)))
-    }
-
-    /// The reason for rejecting a process that has the token.
-    fn refusal(&self, state: &Hosts, hello: &Hello) -> Option<String> {
-        let Hello {
-            version,
-            hosts,
-            host,
-            local,
-        } = hello;
-        if version != VERSION {
-            return Some(format!("it is of version {version}, host 0 of {VERSION}"));
-        }
-        if *hosts != self.hosts {
-            return Some(format!(
-                "it is one of {hosts} hosts, host 0 of {}",
-                self.hosts
-            ));
-        }
-        if host >= hosts || !(1..=LOCAL_LIMIT).contains(local) {
-            return Some(format!("it is host {host} of {hosts}, with {local} ranks"));
-        }
-        let taken = state.by_number.contains_key(host);
-        taken.then(|| format!("there is a host {host} already"))
-    }
-}
-
-fn first_rank(state: &Hosts, number: usize) -> usize {
-    let before = state.by_number.range(..number);
-    before.map(|(_, host)| host.local).sum()
-}
-
-/// Stores the parts of a host; once all have arrived, sends them to all hosts.
-fn give(state: &mut Hosts, number: usize, parts: Vec<Vec<u8>>) {
-    if let Some(host) = state.by_number.get_mut(&number) {
-        host.given = Some(parts);
-    }
-    state.waits_since.get_or_insert_with(Instant::now);
-    if !state.by_number.values().all(|host| host.given.is_some()) {
-        return;
-    }
-    state.waits_since = None;
-    let given = state
-        .by_number
-        .values_mut()
-        .filter_map(|host| host.given.take());
-    let all = Message::Parts(given.flatten().collect());
-    for host in state.by_number.values_mut() {
-        let _ = host.out.send(&all);
-    }
-}
-
-/// Reports the first failure to every host.
-fn fail(state: &mut Hosts, failure: RankFailure) {
-    if state.failure.is_some() {
-        return;
-    }
-    let RankFailure { rank, cause } = failure.clone();
-    state.failure = Some(failure);
-    for host in state.by_number.values_mut() {
-        let cause = cause.clone();
-        let _ = host.out.send(&Message::Failed { rank, cause });
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_process_of_another_version_is_refused_by_both() {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let address = listener.local_addr().expect("an address");
-        let rendezvous = Rendezvous {
-            address: address.to_string(),
-            hosts: 2,
-            host: 1,
-            local: 1,
-            token: b"a token of some length".to_vec(),
-            timeout: Duration::from_secs(5),
-        };
-        Server::start(listener, &rendezvous).expect("it starts");
-        let greet = |version| {
-            let stream = TcpStream::connect(address).expect("it listens");
-            rendezvous
-                .greet(stream, version)
-                .expect("it answers")
-                .map(drop)
-        };
-        let refused = greet("0.0.7").expect_err("another version").to_string();
-        let says = format!("it is of version 0.0.7, host 0 of {VERSION}");
-        assert!(refused.contains(&says), "{refused}");
-        greet(VERSION).expect("the same version");
     }
 }

@@ -177,16 +177,12 @@ export! {
             let mut state = sim();
             let function = handle(funcHandle);
             state.functions.get(function)?;
-            let begun = state.arguments.insert(Arguments {
+            let begun = state.begin_arguments(Arguments {
                 function,
                 block: Vec::new(),
                 count: 0,
                 completed: false,
             });
-            let thread = std::thread::current().id();
-            if let Some(former) = state.arguments_of.insert(thread, begun) {
-                state.arguments.remove(former)?;
-            }
             // SAFETY: not null, and valid for writing by the C declaration.
             unsafe { put(argsHandle, pointer(begun), "argsHandle") }
         }
