@@ -48,8 +48,8 @@ pub struct ReadOptions {
     pub upright: bool,
     /// The treatment of transparency.
     pub alpha: Alpha,
-    /// True if a JPEG or GIF that ends too early is read, as by Pillow with
-    /// `LOAD_TRUNCATED_IMAGES`: JPEG as if its last marker followed. By default it is refused.
+    /// True if a JPEG that ends too early is read as if its last marker followed, as by Pillow with
+    /// `LOAD_TRUNCATED_IMAGES`. By default it is refused; other formats always are.
     pub allow_truncated: bool,
 }
 
@@ -100,9 +100,9 @@ impl Picture {
 
     /// Reads a file: JPEG, PNG, WebP, BMP or the first frame of a GIF, whatever its name.
     ///
-    /// The pixels are bit-identical to those of `load_image` of transformers with PIL. Two conversions may be unexpected: 16-bit grey is clipped at
-    /// 255, so that such a picture is almost entirely white, and a transparent pixel gets its
-    /// stored colour.
+    /// The pixels are bit-identical to those of `load_image` of transformers with PIL. Two
+    /// conversions may be unexpected: 16-bit grey is clipped at 255, so that such a picture is
+    /// almost entirely white, and a pixel that is transparent by alpha gets its stored colour.
     ///
     /// # Errors
     /// [`VlmDataError::File`] if the path is not a regular file or cannot be read;
