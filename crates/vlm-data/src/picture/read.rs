@@ -376,7 +376,9 @@ fn pixels<D: ImageDecoder>(
         samples.clipped = samples.wide && colour == Some(PNG_GREY);
         if matches!(colour, Some(PNG_GREY | PNG_RGB)) {
             samples.alpha = false;
-            key = png_key(file);
+            // `load_image` forgets the transparent level of 16-bit grey.
+            let is_forgotten = samples.clipped && options.alpha == Alpha::Loaded;
+            key = png_key(file).filter(|_| !is_forgotten);
         } else if colour == Some(PNG_PALETTE) && options.alpha == Alpha::Loaded {
             key = png_palette_key(file);
         }
