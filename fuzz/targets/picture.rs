@@ -13,10 +13,11 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
         max_pixels: MAX_PIXELS,
         upright: choice & 1 == 0,
         alpha: if choice & 2 == 0 {
-            Alpha::Dropped
+            Alpha::Loaded
         } else {
             Alpha::OnWhite
         },
+        allow_truncated: choice & 4 != 0,
     };
     let sides = Picture::sides(file, &options);
     if let Ok(picture) = Picture::decode(file, &options) {

@@ -69,6 +69,63 @@ fn files_that_are_cut_off_are_refused_or_read() {
 }
 
 #[test]
+fn a_jpeg_that_is_cut_off_is_refused_unless_allowed() {
+    let lenient = ReadOptions {
+        allow_truncated: true,
+        ..options()
+    };
+    let is_start_of_scan = |two: &[u8]| two == [0xff, 0xda];
+    for (name, bytes) in pictures().iter().filter(|(name, _)| name.ends_with(".jpg")) {
+        let whole = Picture::decode(bytes, &options()).expect("it is read");
+        let scan = bytes.windows(2).position(is_start_of_scan).expect("a scan");
+        for end in (3..bytes.len()).step_by(7).chain([bytes.len() - 1]) {
+            let error = Picture::decode(&bytes[..end], &options()).expect_err(name);
+            assert!(
+                error.to_string().contains("truncated"),
+                "{name}, {end}: {error}"
+            );
+            let read = Picture::decode(&bytes[..end], &lenient);
+            if end > scan + 20 {
+                let read = read.expect("there is a scan");
+                assert_eq!(read.rgb().len(), whole.rgb().len(), "{name}, {end}");
+            }
+        }
+        // All but the last marker.
+        let read = Picture::decode(&bytes[..bytes.len() - 2], &lenient);
+        assert_eq!(read.expect("it has all pixels"), whole, "{name}");
+    }
+}
+
+/// A progressive JPEG whose scans are repeated thousands of times.
+#[test]
+fn too_many_scans_are_refused_in_time() {
+    let (_, bytes) = pictures()
+        .into_iter()
+        .find(|(name, _)| name == "progressive.jpg")
+        .expect("a fixture");
+    let frame = bytes
+        .windows(2)
+        .position(|two| two == [0xff, 0xc2])
+        .expect("a frame");
+    let scan = bytes
+        .windows(2)
+        .position(|two| two == [0xff, 0xda])
+        .expect("a scan");
+    let tables = bytes[..scan].to_vec();
+    let mut bomb = tables;
+    bomb[frame + 5..frame + 9].copy_from_slice(&[0x10, 0, 0x10, 0]);
+    for _ in 0..100_000 {
+        // One more bit of the first coefficients of a component, of which the file has none.
+        bomb.extend_from_slice(&[0xff, 0xda, 0, 8, 1, 1, 0, 0, 0, 0x10]);
+    }
+    bomb.extend_from_slice(&[0xff, 0xd9]);
+    let start = std::time::Instant::now();
+    let error = Picture::decode(&bomb, &ReadOptions::default()).expect_err("a bomb");
+    assert!(error.to_string().contains("scans"), "{error}");
+    assert!(start.elapsed().as_secs() < 60, "{:?}", start.elapsed());
+}
+
+#[test]
 fn files_with_changed_bytes_are_refused_or_read() {
     let rounds = std::env::var("VLM_DATA_ROUNDS")
         .ok()

@@ -73,7 +73,7 @@ impl Samples {
             };
             let opacity = if self.alpha { opacity } else { 255 };
             rgb.extend_from_slice(&match alpha {
-                Alpha::Dropped => colour,
+                Alpha::Loaded | Alpha::Dropped => colour,
                 Alpha::OnWhite => colour.map(|level| on_white(level, opacity)),
             });
         }

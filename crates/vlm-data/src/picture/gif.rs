@@ -84,8 +84,18 @@ fn colours(palette: Option<&[u8]>, transparent: Option<u8>, alpha: Alpha) -> [[u
     for (entry, colour) in table.iter_mut().zip(palette.as_chunks::<3>().0) {
         *entry = *colour;
     }
-    if let (Alpha::OnWhite, Some(index)) = (alpha, transparent) {
-        table[usize::from(index)] = [255; 3];
+    if let Some(index) = transparent.map(usize::from) {
+        match alpha {
+            Alpha::Dropped => {}
+            Alpha::OnWhite => table[index] = [255; 3],
+            // `load_image` remembers the colour, not the index.
+            Alpha::Loaded => {
+                let colour = table[index];
+                for entry in table.iter_mut().filter(|entry| **entry == colour) {
+                    *entry = [255; 3];
+                }
+            }
+        }
     }
     table
 }

@@ -19,7 +19,7 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `read` | a file's pixels as RGB; `gif`, `orientation` and `colour` are its parts |
+//! | `read` | a file's pixels as RGB; `jpeg`, `gif`, `orientation` and `colour` are its parts |
 //! | `config` | the families, and the settings of a model folder |
 //! | `smart_resize` | the size that a picture is resized to |
 //! | `resample` | resizing, in the integers of torchvision and of PIL |
@@ -28,6 +28,7 @@
 mod colour;
 mod config;
 mod gif;
+mod jpeg;
 mod orientation;
 mod patches;
 mod read;

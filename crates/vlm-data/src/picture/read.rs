@@ -4,7 +4,7 @@ use std::io::Cursor;
 use std::path::Path;
 
 use image::codecs::png::{PngDecoder, PngEncoder};
-use image::codecs::{bmp::BmpDecoder, jpeg::JpegDecoder, webp::WebPDecoder};
+use image::codecs::{bmp::BmpDecoder, webp::WebPDecoder};
 use image::{ColorType, ExtendedColorType, ImageDecoder, ImageEncoder, ImageError, Limits};
 
 use crate::memory::{reserve, zeros};
@@ -12,6 +12,7 @@ use crate::{Result, VlmDataError};
 
 use super::colour::Samples;
 use super::gif;
+use super::jpeg;
 use super::orientation::Orientation;
 
 /// A picture with 8 bits each of red, green and blue.
@@ -25,9 +26,12 @@ pub struct Picture {
 /// The treatment of transparency.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Alpha {
-    /// Alpha is dropped and the stored colours appear, as with `load_image` of transformers, and
-    /// thus with every path given to a processor.
+    /// As `load_image` of transformers followed by a processor: an alpha channel is dropped and the
+    /// stored colours appear, but a colour that stands for transparency (GIF, `tRNS`) becomes
+    /// white.
     #[default]
+    Loaded,
+    /// All transparency is dropped and the stored colours appear.
     Dropped,
     /// The picture is composited on white, as by a processor of transformers 5.24 with a picture
     /// opened by PIL, and by qwen-vl-utils with RGBA.
@@ -44,7 +48,14 @@ pub struct ReadOptions {
     pub upright: bool,
     /// The treatment of transparency.
     pub alpha: Alpha,
+    /// True if a JPEG that ends too early is read as if its last marker followed, as by Pillow with
+    /// `LOAD_TRUNCATED_IMAGES`. By default it is refused; other formats always are.
+    pub allow_truncated: bool,
 }
+
+/// The fault of a file that is cut off.
+pub(super) const TRUNCATED: &str =
+    "it is truncated; copy it again, or read what there is with `allow_truncated`";
 
 /// Twice a quarter of a gibibyte, in pixels of 3 bytes: `2 * Image.MAX_IMAGE_PIXELS` of PIL.
 const PIL_MAX_PIXELS: u64 = 178_956_970;
@@ -57,6 +68,7 @@ impl Default for ReadOptions {
             max_pixels: PIL_MAX_PIXELS,
             upright: true,
             alpha: Alpha::default(),
+            allow_truncated: false,
         }
     }
 }
@@ -88,10 +100,9 @@ impl Picture {
 
     /// Reads a file: JPEG, PNG, WebP, BMP or the first frame of a GIF, whatever its name.
     ///
-    /// The pixels are bit-identical to those of `load_image` of transformers with PIL, except for
-    /// JPEG, whose decoders differ. Two conversions may be unexpected: 16-bit grey is clipped at
-    /// 255, so that such a picture is almost entirely white, and a transparent pixel gets its
-    /// stored colour.
+    /// The pixels are bit-identical to those of `load_image` of transformers with PIL. Two
+    /// conversions may be unexpected: 16-bit grey is clipped at 255, so that such a picture is
+    /// almost entirely white, and a pixel that is transparent by alpha gets its stored colour.
     ///
     /// # Errors
     /// [`VlmDataError::File`] if the path is not a regular file or cannot be read;
@@ -266,10 +277,7 @@ pub(crate) fn contents(file: &[u8], options: &ReadOptions, wanted: Wanted) -> Re
                 is_clipped: false,
             })
         }
-        [0xff, 0xd8, 0xff, ..] => {
-            let decoder = JpegDecoder::new(Cursor::new(file));
-            pixels("JPEG", decoder, file, options, wanted)
-        }
+        [0xff, 0xd8, 0xff, ..] => jpeg_contents(file, options, wanted),
         [0x89, b'P', b'N', b'G', ..] => {
             let decoder = PngDecoder::with_limits(Cursor::new(file), limits(options));
             pixels("PNG", decoder, file, options, wanted)
@@ -300,6 +308,28 @@ pub(crate) fn contents(file: &[u8], options: &ReadOptions, wanted: Wanted) -> Re
             start: file[..file.len().min(12)].to_vec(),
         }),
     }
+}
+
+/// [`contents`] of a JPEG.
+fn jpeg_contents(file: &[u8], options: &ReadOptions, wanted: Wanted) -> Result<Contents> {
+    let header = jpeg::Header::read(file)?;
+    let stored = header.sides();
+    checked_pixels(stored[0] as u64, stored[1] as u64, options)?;
+    let orientation = options
+        .upright
+        .then(|| Orientation::find(header.exif(), header.xmp()))
+        .flatten();
+    let rgb = match wanted {
+        Wanted::Pixels => jpeg::decode(header, options)?,
+        Wanted::Sides => Vec::new(),
+    };
+    Ok(Contents {
+        rgb,
+        stored,
+        orientation,
+        is_transparent: false,
+        is_clipped: false,
+    })
 }
 
 /// [`contents`] by a decoder of `image`.
@@ -346,7 +376,11 @@ fn pixels<D: ImageDecoder>(
         samples.clipped = samples.wide && colour == Some(PNG_GREY);
         if matches!(colour, Some(PNG_GREY | PNG_RGB)) {
             samples.alpha = false;
-            key = png_key(file);
+            // `load_image` forgets the transparent level of 16-bit grey.
+            let is_forgotten = samples.clipped && options.alpha == Alpha::Loaded;
+            key = png_key(file).filter(|_| !is_forgotten);
+        } else if colour == Some(PNG_PALETTE) && options.alpha == Alpha::Loaded {
+            key = png_palette_key(file);
         }
     }
 
@@ -369,7 +403,7 @@ fn pixels<D: ImageDecoder>(
     (contents.is_transparent, contents.is_clipped) = samples.surprises(&decoded);
     let mut rgb = reserve::<u8>("the picture", 3 * u128::from(pixels))?;
     samples.append_rgb(&decoded, options.alpha, &mut rgb);
-    if let (Alpha::OnWhite, Some(key)) = (options.alpha, key) {
+    if let Some(key) = key.filter(|_| options.alpha != Alpha::Dropped) {
         for pixel in rgb.chunks_exact_mut(3).filter(|pixel| *pixel == key) {
             pixel.fill(255);
         }
@@ -401,10 +435,11 @@ fn samples(format: &'static str, colour: ColorType) -> Result<Samples> {
     })
 }
 
-/// The offset of the colour type in a PNG file, and two colour types.
+/// The offset of the colour type in a PNG file, and three colour types.
 const PNG_COLOUR: usize = 25;
 const PNG_GREY: u8 = 0;
 const PNG_RGB: u8 = 2;
+const PNG_PALETTE: u8 = 3;
 
 /// The contents of the first chunk of a kind in a PNG file. `eXIf` may also follow the pixels.
 fn png_chunk<'a>(file: &'a [u8], kind: &[u8; 4]) -> Option<&'a [u8]> {
@@ -427,6 +462,16 @@ fn png_key(file: &[u8]) -> Option<[u8; 3]> {
         [_, red, _, green, _, blue] => Some([red, green, blue]),
         _ => None,
     }
+}
+
+/// The transparent colour of a PNG file with a palette, if one entry is transparent and all others
+/// are opaque. PIL then makes all pixels of this colour transparent, whatever their entry.
+fn png_palette_key(file: &[u8]) -> Option<[u8; 3]> {
+    let mut entries = png_chunk(file, b"tRNS")?.iter().enumerate();
+    let (index, &first) = entries.find(|(_, opacity)| **opacity < 255)?;
+    let is_simple = first == 0 && entries.all(|(_, &opacity)| opacity == 255);
+    let palette = png_chunk(file, b"PLTE").filter(|_| is_simple)?;
+    palette.as_chunks::<3>().0.get(index).copied()
 }
 
 /// Levels of 5 and 6 bits in a BMP of 16 bits, which PIL truncates and `image` rounds.
