@@ -30,7 +30,7 @@ pub enum ModelPart {
 
 impl ModelPart {
     /// The part of a parameter or layer, by its name in the module.
-    pub(crate) fn of(path: &str) -> Self {
+    pub fn of(path: &str) -> Self {
         match path.strip_prefix("visual.") {
             Some(path) if path.starts_with("merger.") => Self::Merger,
             Some(path) if path.starts_with("deepstack_merger_list.") => Self::Merger,
@@ -265,18 +265,16 @@ impl Vlm {
         Ok(model)
     }
 
-    /// Inputs and outputs of the linear layers with adapters under a configuration.
+    /// The linear layers with adapters under a configuration: the name in the module, inputs and
+    /// outputs. It does not initialise lazy weights.
     ///
     /// # Errors
     /// Those of [`with_lora`](Self::with_lora).
-    pub fn adapted_sizes(&mut self, config: &LoraConfig) -> Result<Vec<[usize; 2]>> {
+    pub fn adapted_linears(&mut self, config: &LoraConfig) -> Result<Vec<(String, [usize; 2])>> {
         let chosen = self.adapted(config)?;
         let linears = self.linears().into_iter();
-        let is_chosen = |path: &String| chosen.contains(path);
-        Ok(linears
-            .filter(|(path, _)| is_chosen(path))
-            .map(|(_, linear)| linear.sizes())
-            .collect())
+        let linears = linears.filter(|(path, _)| chosen.contains(path));
+        Ok(linears.map(|(path, linear)| (path, linear.sizes())).collect())
     }
 
     /// The linear layers that a configuration selects, by name in the module.

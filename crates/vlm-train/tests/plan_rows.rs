@@ -1,0 +1,68 @@
+const ALL_PARTS: &[ModelPart] = &ALL;
+
+#[expect(clippy::too_many_arguments, reason = "a row of a table")]
+const fn row(
+    family: &'static str,
+    text: [usize; 6],
+    tower: [usize; 3],
+    dtype: DType,
+    trains: Trains,
+    recomputes: bool,
+    data: [usize; 5],
+    micros: usize,
+) -> Row {
+    Row {
+        family,
+        text,
+        tower,
+        dtype,
+        trains,
+        recomputes,
+        data,
+        micros,
+    }
+}
+
+/// Forty shapes.
+const ROWS: &[Row] = &[
+    row("qwen2_vl_tiny", [128, 4, 2, 256, 4, 1000], [4, 128, 3], F32, Adapters(DECODER, 16), true, [6, 90, 0, 0, 1], 1),
+    row("qwen2_5_vl_tiny", [64, 4, 4, 96, 2, 50000], [8, 256, 4], BF16, Whole(ALL_PARTS), true, [2, 50, 1, 8, 4], 1),
+    row("qwen3_vl_tiny", [320, 8, 2, 640, 3, 4000], [2, 64, 6], F16, Adapters(BOTH, 8), true, [4, 40, 1, 12, 1], 1),
+    row("qwen3_5_tiny", [256, 8, 2, 512, 6, 2000], [6, 160, 3], BF16, Whole(DECODER), true, [1, 400, 0, 0, 1], 2),
+    row("glm4v_tiny", [512, 8, 4, 1024, 2, 1000], [4, 128, 3], F16, Adapters(ALL_PARTS, 4), false, [3, 60, 2, 8, 1], 2),
+    row("qwen2_vl_tiny", [128, 4, 2, 256, 4, 1000], [2, 64, 6], F32, Whole(TOWER), false, [3, 60, 2, 8, 1], 2),
+    row("qwen2_5_vl_tiny", [64, 4, 4, 96, 2, 50000], [6, 160, 3], F16, Whole(ALL_PARTS), true, [6, 90, 0, 0, 1], 1),
+    row("qwen3_vl_tiny", [320, 8, 2, 640, 3, 4000], [4, 128, 3], F32, Adapters(BOTH, 8), true, [2, 50, 1, 8, 4], 1),
+    row("qwen3_5_tiny", [256, 8, 2, 512, 6, 2000], [8, 256, 4], BF16, Whole(DECODER), true, [4, 40, 1, 12, 1], 1),
+    row("glm4v_tiny", [512, 8, 4, 1024, 2, 1000], [2, 64, 6], F32, Adapters(ALL_PARTS, 4), true, [1, 400, 0, 0, 1], 2),
+    row("qwen2_vl_tiny", [128, 4, 2, 256, 4, 1000], [4, 128, 3], BF16, Whole(TOWER), false, [4, 40, 1, 12, 1], 2),
+    row("qwen2_5_vl_tiny", [64, 4, 4, 96, 2, 50000], [8, 256, 4], F16, Adapters(DECODER, 16), false, [3, 60, 2, 8, 1], 2),
+    row("qwen3_vl_tiny", [320, 8, 2, 640, 3, 4000], [2, 64, 6], BF16, Adapters(BOTH, 8), true, [6, 90, 0, 0, 1], 1),
+    row("qwen3_5_tiny", [256, 8, 2, 512, 6, 2000], [6, 160, 3], F16, Whole(DECODER), true, [2, 50, 1, 8, 4], 1),
+    row("glm4v_tiny", [512, 8, 4, 1024, 2, 1000], [4, 128, 3], F32, Adapters(ALL_PARTS, 4), true, [4, 40, 1, 12, 1], 1),
+    row("qwen2_vl_tiny", [128, 4, 2, 256, 4, 1000], [2, 64, 6], F16, Whole(TOWER), true, [4, 40, 1, 12, 1], 2),
+    row("qwen2_5_vl_tiny", [64, 4, 4, 96, 2, 50000], [6, 160, 3], F32, Adapters(DECODER, 16), false, [1, 400, 0, 0, 1], 2),
+    row("qwen3_vl_tiny", [320, 8, 2, 640, 3, 4000], [4, 128, 3], BF16, Whole(ALL_PARTS), false, [3, 60, 2, 8, 1], 2),
+    row("qwen3_5_tiny", [256, 8, 2, 512, 6, 2000], [8, 256, 4], F32, Whole(DECODER), true, [6, 90, 0, 0, 1], 1),
+    row("glm4v_tiny", [512, 8, 4, 1024, 2, 1000], [2, 64, 6], BF16, Adapters(ALL_PARTS, 4), true, [2, 50, 1, 8, 4], 1),
+    row("qwen2_vl_tiny", [128, 4, 2, 256, 4, 1000], [4, 128, 3], F16, Whole(TOWER), true, [2, 50, 1, 8, 4], 1),
+    row("qwen2_5_vl_tiny", [64, 4, 4, 96, 2, 50000], [8, 256, 4], BF16, Adapters(DECODER, 16), true, [4, 40, 1, 12, 1], 2),
+    row("qwen3_vl_tiny", [320, 8, 2, 640, 3, 4000], [2, 64, 6], F16, Whole(ALL_PARTS), false, [1, 400, 0, 0, 1], 2),
+    row("qwen3_5_tiny", [256, 8, 2, 512, 6, 2000], [6, 160, 3], F32, Adapters(BOTH, 8), false, [3, 60, 2, 8, 1], 2),
+    row("glm4v_tiny", [512, 8, 4, 1024, 2, 1000], [4, 128, 3], F16, Adapters(ALL_PARTS, 4), true, [6, 90, 0, 0, 1], 1),
+    row("qwen2_vl_tiny", [128, 4, 2, 256, 4, 1000], [2, 64, 6], F32, Whole(TOWER), true, [4, 40, 1, 12, 1], 1),
+    row("qwen2_5_vl_tiny", [64, 4, 4, 96, 2, 50000], [6, 160, 3], BF16, Adapters(DECODER, 16), true, [2, 50, 1, 8, 4], 1),
+    row("qwen3_vl_tiny", [320, 8, 2, 640, 3, 4000], [4, 128, 3], F32, Whole(ALL_PARTS), true, [4, 40, 1, 12, 1], 2),
+    row("qwen3_5_tiny", [256, 8, 2, 512, 6, 2000], [8, 256, 4], BF16, Adapters(BOTH, 8), false, [1, 400, 0, 0, 1], 2),
+    row("glm4v_tiny", [512, 8, 4, 1024, 2, 1000], [2, 64, 6], F16, Whole(DECODER), false, [3, 60, 2, 8, 1], 2),
+    row("qwen2_vl_tiny", [128, 4, 2, 256, 4, 1000], [4, 128, 3], BF16, Whole(TOWER), true, [3, 60, 2, 8, 1], 1),
+    row("qwen2_5_vl_tiny", [64, 4, 4, 96, 2, 50000], [8, 256, 4], F16, Adapters(DECODER, 16), true, [6, 90, 0, 0, 1], 1),
+    row("qwen3_vl_tiny", [320, 8, 2, 640, 3, 4000], [2, 64, 6], F32, Whole(ALL_PARTS), true, [2, 50, 1, 8, 4], 1),
+    row("qwen3_5_tiny", [256, 8, 2, 512, 6, 2000], [6, 160, 3], F16, Adapters(BOTH, 8), true, [4, 40, 1, 12, 1], 2),
+    row("glm4v_tiny", [512, 8, 4, 1024, 2, 1000], [4, 128, 3], F32, Whole(DECODER), false, [1, 400, 0, 0, 1], 2),
+    row("qwen2_vl_tiny", [128, 4, 2, 256, 4, 1000], [2, 64, 6], BF16, Adapters(ALL_PARTS, 4), false, [1, 400, 0, 0, 1], 2),
+    row("qwen2_5_vl_tiny", [64, 4, 4, 96, 2, 50000], [6, 160, 3], F32, Adapters(DECODER, 16), true, [3, 60, 2, 8, 1], 1),
+    row("qwen3_vl_tiny", [320, 8, 2, 640, 3, 4000], [4, 128, 3], BF16, Whole(ALL_PARTS), true, [6, 90, 0, 0, 1], 1),
+    row("qwen3_5_tiny", [256, 8, 2, 512, 6, 2000], [8, 256, 4], F16, Adapters(BOTH, 8), true, [2, 50, 1, 8, 4], 1),
+    row("glm4v_tiny", [512, 8, 4, 1024, 2, 1000], [2, 64, 6], BF16, Whole(DECODER), true, [4, 40, 1, 12, 1], 2),
+];
