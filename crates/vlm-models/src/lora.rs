@@ -274,7 +274,9 @@ impl Vlm {
         let chosen = self.adapted(config)?;
         let linears = self.linears().into_iter();
         let linears = linears.filter(|(path, _)| chosen.contains(path));
-        Ok(linears.map(|(path, linear)| (path, linear.sizes())).collect())
+        Ok(linears
+            .map(|(path, linear)| (path, linear.sizes()))
+            .collect())
     }
 
     /// The linear layers that a configuration selects, by name in the module.

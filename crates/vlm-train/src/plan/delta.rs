@@ -365,7 +365,11 @@ pub(super) fn convolution(run: &Run, x: Var, weight: Var, taps: usize, is_masked
         let mut sum: Option<Ghost> = None;
         for back in (0..taps).rev() {
             let tap = shifted(run, x.clone(), back);
-            let tap = if is_masked && back > 0 { tap.map() } else { tap };
+            let tap = if is_masked && back > 0 {
+                tap.map()
+            } else {
+                tap
+            };
             let tap = tap.map();
             sum = Some(match sum.take() {
                 Some(sum) => sum.zip(tap),

@@ -230,6 +230,9 @@ pub(super) struct Types {
     pub(super) is_f16: bool,
 }
 
+/// Bytes of an operation's nodes and shapes, with those of the reshapes around it, as measured.
+const OF_OPERATION: usize = 1300;
+
 /// A run over a micro-batch.
 pub(super) struct Run {
     pub(super) types: Types,
@@ -237,6 +240,8 @@ pub(super) struct Run {
     /// The memory that is counted elsewhere.
     others: Rc<Memory>,
     nodes: RefCell<Vec<Option<Node>>>,
+    /// What burn keeps of each operation, tracked or not, until the next backward.
+    operations: RefCell<Vec<Ghost>>,
     /// The leaves that are parameters.
     parameters: RefCell<Vec<usize>>,
     /// Sums of gradients, unless they are counted elsewhere.
@@ -254,6 +259,7 @@ impl Run {
             others: Memory::new(&count, 0),
             count,
             nodes: RefCell::default(),
+            operations: RefCell::default(),
             parameters: RefCell::default(),
             sums: (!has_sums).then(RefCell::default),
             phases: RefCell::default(),
@@ -315,6 +321,8 @@ impl Run {
         rule: impl FnOnce(&Self, Ghost, &mut Onward<'_>) + 'static,
     ) -> Var {
         let parents: Vec<_> = parents.into_iter().collect();
+        let kept = self.tensor(OF_OPERATION, 1);
+        self.operations.borrow_mut().push(kept);
         if parents.iter().all(Option::is_none) {
             return self.constant(value);
         }
@@ -389,6 +397,7 @@ impl Run {
             }
         }
         self.nodes.borrow_mut().truncate(last + 1);
+        self.operations.take();
         gradients
     }
 

@@ -27,9 +27,7 @@ impl Trained<'_> {
 
     fn adapter(&self, path: &str) -> Option<Adapter> {
         match self.parts {
-            TrainedParts::Lora(config) if self.adapted.contains_key(path) => {
-                Some(adapter(config))
-            }
+            TrainedParts::Lora(config) if self.adapted.contains_key(path) => Some(adapter(config)),
             _ => None,
         }
     }

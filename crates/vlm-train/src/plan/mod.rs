@@ -250,6 +250,9 @@ impl MemoryPlan {
         let sums = trained * wide;
         let mut held = self.held();
         let run = Run::new(self.types, is_later);
+        // Layers that run again are those of a copy of the model, with the same weights.
+        let copies = if self.recomputes { self.tensors } else { 0 };
+        let _copy = run.tensor(copies * OF_COPY, 1);
         self.model.micro(&run, &shape, self.recomputes);
         let mut moments = run.phases();
         let beside = if is_later {
@@ -346,6 +349,8 @@ impl MemoryPlan {
 
 /// Bytes that burn keeps per tensor besides its elements, as measured; they matter for tiny models.
 const OF_TENSOR: usize = 4 << 10;
+/// Bytes of a tensor's second name and shape.
+const OF_COPY: usize = 2 << 10;
 /// The number of recorded activations and gradients of a layer, and the bytes of the samples of
 /// one.
 const OF_LAYER: usize = 14;

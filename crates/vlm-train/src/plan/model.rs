@@ -259,9 +259,8 @@ impl Tower {
             TrainedParts::Full(parts) => parts.contains(&ModelPart::Tower),
             TrainedParts::Lora(_) => false,
         };
-        let feature = |(index, block): (usize, &usize)| {
-            (*block, Merger::of_feature(config, index, trained))
-        };
+        let feature =
+            |(index, block): (usize, &usize)| (*block, Merger::of_feature(config, index, trained));
         let groups = match config.interpolation {
             Interpolation::Bilinear => 1,
             Interpolation::Bicubic => 4,
@@ -403,7 +402,9 @@ impl Tower {
                 true => run.leaf(input),
                 false => run.constant(input),
             };
-            let feature = index.checked_sub(1).and_then(|block| self.feature_of(block));
+            let feature = index
+                .checked_sub(1)
+                .and_then(|block| self.feature_of(block));
             let feature = feature.filter(|_| !features.is_empty());
             let mut terms = Vec::new();
             let mut read = input.clone();
@@ -438,7 +439,7 @@ impl Tower {
 
 /// Bytes of a token's id, position ids, and the keys that it sees; of a patch's positions and keys;
 /// of four cells of the learned grid with their weights.
-const OF_TOKEN: usize = 48;
+const OF_TOKEN: usize = 64;
 const OF_PATCH: usize = 24;
 const OF_FOUR_CELLS: usize = 48;
 

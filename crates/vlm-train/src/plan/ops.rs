@@ -39,7 +39,9 @@ pub(super) fn product(run: &Run, [x, y]: [Ghost; 2], [rows, columns]: [usize; 2]
         let _packed = run.tensor(of.packed(), 1);
         return out;
     }
-    let dense = [x, y].map(Ghost::dense);
+    // burn holds a factor until the end, beside its copy in order.
+    let given = [x, y];
+    let dense = given.clone().map(Ghost::dense);
     let _factors = dense.each_ref().map(|x| run.tensor(x.elems, wide));
     let _sums = run.zeros(rows * columns, wide);
     drop(run.tensor(of.packed(), 1));
@@ -131,22 +133,30 @@ pub(super) fn scaled(run: &Run, x: Var) -> Var {
 /// A part of a tensor; the gradient is one of the whole.
 pub(super) fn narrowed(run: &Run, x: Var, elems: usize) -> Var {
     let whole = x.value.elems;
-    run.op([x.node], x.value.view(elems), move |run, gradient, onward| {
-        let zeros = run.zeros(whole, gradient.width);
-        drop(gradient.dense());
-        onward.give(0, zeros);
-    })
+    run.op(
+        [x.node],
+        x.value.view(elems),
+        move |run, gradient, onward| {
+            let zeros = run.zeros(whole, gradient.width);
+            drop(gradient.dense());
+            onward.give(0, zeros);
+        },
+    )
 }
 
 /// Rows chosen by their index; the gradient is one of all rows.
 pub(super) fn select(run: &Run, x: Var, elems: usize) -> Var {
     let (value, node) = (x.value.dense(), x.node);
     let whole = value.elems;
-    run.op([node], value.reduced(elems), move |run, gradient, onward| {
-        let zeros = run.zeros(whole, gradient.width);
-        drop(gradient.dense());
-        onward.give(0, zeros);
-    })
+    run.op(
+        [node],
+        value.reduced(elems),
+        move |run, gradient, onward| {
+            let zeros = run.zeros(whole, gradient.width);
+            drop(gradient.dense());
+            onward.give(0, zeros);
+        },
+    )
 }
 
 impl Linear {
@@ -238,7 +248,9 @@ impl Linear {
         let kept = (keeps.then(|| x.value.clone()), b.map(|b| b.value));
         let wide = run.types.wide;
         let value = {
-            let _bias = bias.is_none().then(|| run.tensor(outputs, run.types.narrow));
+            let _bias = bias
+                .is_none()
+                .then(|| run.tensor(outputs, run.types.narrow));
             let _u = run.tensor(rows * rank, wide);
             let _b = run.tensor(rank * outputs, wide);
             run.tensor(rows * outputs, run.types.narrow)
@@ -357,9 +369,13 @@ impl LayerNorm {
 /// The means of rows; their gradient is one of all elements.
 pub(super) fn mean(run: &Run, x: Var, rows: usize) -> Var {
     let elems = x.value.elems;
-    run.op([x.node], x.value.reduced(rows), move |run, gradient, onward| {
-        onward.give(0, run.tensor(elems, gradient.width));
-    })
+    run.op(
+        [x.node],
+        x.value.reduced(rows),
+        move |run, gradient, onward| {
+            onward.give(0, run.tensor(elems, gradient.width));
+        },
+    )
 }
 
 /// A difference from a number of each row.
@@ -431,16 +447,20 @@ pub(super) fn normed_and_rotated(run: &Run, x: Var, channels: usize, is_trained:
         x.value.copied()
     };
     let wide = run.types.wide;
-    run.op([x.node, weight.node], value, move |run, gradient, onward| {
-        let gradient = if gradient.is_alone() {
-            gradient
-        } else {
-            gradient.copied()
-        };
-        drop(kept);
-        onward.give(0, gradient);
-        onward.give(1, run.tensor(channels, wide));
-    })
+    run.op(
+        [x.node, weight.node],
+        value,
+        move |run, gradient, onward| {
+            let gradient = if gradient.is_alone() {
+                gradient
+            } else {
+                gradient.copied()
+            };
+            drop(kept);
+            onward.give(0, gradient);
+            onward.give(1, run.tensor(channels, wide));
+        },
+    )
 }
 
 /// Attention of tokens with `heads` heads.
@@ -520,12 +540,16 @@ pub(super) fn cat(run: &Run, x: Var, y: Var) -> Var {
 /// Adds rows to those of their index.
 pub(super) fn select_add(run: &Run, x: Var, rows: Var) -> Var {
     let elems = rows.value.elems;
-    run.op([x.node, rows.node], x.value.map(), move |_, gradient, onward| {
-        onward.give(0, gradient.clone());
-        if onward.wants(1) {
-            onward.give(1, gradient.reduced(elems));
-        }
-    })
+    run.op(
+        [x.node, rows.node],
+        x.value.map(),
+        move |_, gradient, onward| {
+            onward.give(0, gradient.clone());
+            if onward.wants(1) {
+                onward.give(1, gradient.reduced(elems));
+            }
+        },
+    )
 }
 
 /// The loss of rows of hidden states by the matrix of the head, over blocks of `words` words.
@@ -555,8 +579,8 @@ pub(super) fn cross_entropy(
     {
         let hidden = hidden.clone().cast(factors);
         for words in blocks() {
-            let logits = logits(run, &hidden, &head, words);
-            drop(logits.clone().map());
+            // Their exponentials are written over them.
+            drop(logits(run, &hidden, &head, words));
         }
     }
     let loss = run.tensor(1, wide);
