@@ -1,7 +1,7 @@
 //! The planned memory of a step against the counted one, over shapes.
 
 use burn::module::Module;
-use burn::tensor::Device;
+use burn::tensor::{DType, Device};
 use vlm_data::text::Sample;
 use vlm_data::{Cut, MicroBatch, TrainingSample};
 use vlm_models::{LoraConfig, VlmConfig};
@@ -150,10 +150,12 @@ fn check<'a>(rows: impl Iterator<Item = &'a Row>) -> String {
     table
 }
 
-/// One of six; `cargo xtask deep training` has all.
+/// One of four that are not in f16, whose products are slow in a test build; `cargo xtask deep
+/// training` has all.
 #[test]
 fn the_plan_is_near_what_is_counted() {
-    check(ROWS.iter().step_by(6));
+    let fast = ROWS.iter().filter(|row| row.dtype != DType::F16);
+    check(fast.step_by(4));
 }
 
 /// Set MROPE_WRITE_TABLES to write the table, MROPE_ROW to compare one row alone.
