@@ -34,7 +34,13 @@ OUTPUTS = {
     r"lm_head": "logits",
 }
 # What a model reads of a sample, by the names of a record.
-VISION = {"image_grids": "image_grid_thw", "image_patches": "pixel_values"}
+VISION = {
+    "image_grids": "image_grid_thw",
+    "image_patches": "pixel_values",
+    "video_grids": "video_grid_thw",
+    "video_patches": "pixel_values_videos",
+    "video_seconds": "second_per_grid_ts",
+}
 
 
 def places(elements, count):
@@ -108,7 +114,12 @@ def record(model, inputs, samples=1024):
     for line, x in inputs.items():
         for name, value in x.items():
             keep(f"input/{line}/{name}", value, value.numel())
-        given = {called: x[name] for name, called in VISION.items() if x[name].numel()}
+        given = {called: x[name] for name, called in VISION.items() if name in x and x[name].numel()}
+        if base.config.model_type != "qwen2_5_vl":
+            given.pop("second_per_grid_ts", None)
+        seen = sum(grids.prod(-1).sum().item() for name, grids in given.items() if name.endswith("grid_thw"))
+        if seen != (x["kinds"] > 0).sum().item() * base.config.vision_config.spatial_merge_size**2:
+            sys.exit(f"line {line} has placeholders without pixels: the record is of a release that kept no videos; record the step again")
         tokens = x["input_ids"][None]
         logits = model(input_ids=tokens, attention_mask=torch.ones_like(tokens), mm_token_type_ids=x["kinds"][None], use_cache=False, **given).logits
         loss = cross_entropy(logits[0, :-1].float(), x["labels"][1:], ignore_index=-100, reduction="sum") / labelled
@@ -131,7 +142,7 @@ def read(path):
             if key.startswith("input/") and not key.endswith("position_ids"):
                 _, line, name = key.split("/")
                 x = file.get_tensor(key).reshape(header["shapes"][key])
-                inputs.setdefault(line, {})[name] = x if name == "image_patches" else x.long()
+                inputs.setdefault(line, {})[name] = x if name.endswith(("patches", "seconds")) else x.long()
     return header, inputs
 
 

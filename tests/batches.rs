@@ -10,7 +10,8 @@ use burn::tensor::{Device, Tensor, TensorData};
 use serde_json::Value;
 use vlm_data::text::{DataIndex, FileOptions};
 use vlm_data::{
-    BatchSize, Cut, Loader, LoaderOptions, MicroBatch, SampleEncoder, SampleOptions, SampleRows,
+    BatchSize, Cut, DataSet, Loader, LoaderOptions, MicroBatch, SampleEncoder, SampleOptions,
+    SampleRows,
 };
 use vlm_models::rope_core::position_ids::{Compatibility, PositionRules, Prompt, Rows, TokenIds};
 use vlm_models::{Inputs, Vlm, VlmConfig};
@@ -56,9 +57,9 @@ fn load(folder: &Folder, samples: usize, cut: Cut) -> Vec<MicroBatch> {
     let mut options = FileOptions::default();
     options.media_folder = Some(workspace().join("tests/fixtures/pictures"));
     let index = DataIndex::open(folder::fixture("../samples/samples.jsonl"), options);
-    let index = Arc::new(index.expect("an index"));
+    let set = Arc::new(DataSet::from(Arc::new(index.expect("an index"))));
     let options = LoaderOptions::new(BatchSize::Samples(samples), cut);
-    let loader = Loader::new(Arc::new(encoder), index, options, None).expect("a loader");
+    let loader = Loader::new(Arc::new(encoder), set, options, None).expect("a loader");
     loader
         .flat_map(|batch| batch.expect("samples").micro_batches)
         .collect()

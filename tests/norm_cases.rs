@@ -1,4 +1,5 @@
 //! Cases of the norm with the rotation, for every device.
+#![allow(clippy::disallowed_methods, reason = "test code")]
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use rope_burn::rope_core::{

@@ -1,5 +1,6 @@
 //! The suites that share a process, since each program links all of burn. Suites that count memory,
 //! or calls of the simulator or a GPU, are separate programs.
+#![allow(clippy::disallowed_methods, reason = "test code")]
 
 mod batches;
 mod extremes;

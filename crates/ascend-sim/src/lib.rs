@@ -6,6 +6,10 @@
 //! - [`Session`]: the simulated machine of this process, held by one test at a time.
 //! - [`control`]: injected faults, counters, and reported [`Violation`]s.
 //! - module `build` (feature `host-kernels`): compiling kernels.
+#![allow(
+    clippy::disallowed_methods,
+    reason = "it shares no code with its users"
+)]
 
 pub mod abi;
 mod aclnn;

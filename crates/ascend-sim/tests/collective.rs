@@ -1,5 +1,6 @@
 //! The collective library as seen by host programs: sums of the vendor's types over devices of this
 //! process and of another, and refused calls.
+#![allow(clippy::disallowed_methods, reason = "test code")]
 #![allow(unsafe_code, reason = "the tests call the C ABI, as programs do")]
 
 mod support;

@@ -1,4 +1,5 @@
 //! Seeded faults: every broken kernel is reported, by the right kind and at the right line.
+#![allow(clippy::disallowed_methods, reason = "test code")]
 
 mod support;
 

@@ -1,4 +1,5 @@
 //! The runtime as seen by a host program: seeded faults in the program, and results of correct use.
+#![allow(clippy::disallowed_methods, reason = "test code")]
 #![allow(unsafe_code, reason = "the tests call the C ABI, as programs do")]
 
 mod support;

@@ -24,6 +24,7 @@
 //! [`Backend::sync`](burn::backend::Backend::sync) reports failures that no read has reported. (A
 //! panic would end a burn-remote session, and its client would see a closed connection instead of
 //! the cause.)
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "test code"))]
 
 mod backend;
 mod collective;

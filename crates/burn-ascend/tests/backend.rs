@@ -1,4 +1,5 @@
 //! Every method of a burn backend, against Flex: see `support`.
+#![allow(clippy::disallowed_methods, reason = "test code")]
 
 mod support;
 

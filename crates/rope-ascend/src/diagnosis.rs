@@ -1,8 +1,8 @@
 //! The parts of CANN on this machine, the rotation paths that work with them, and the parts that
 //! the others lack.
 
+use std::env;
 use std::path::{Path, PathBuf};
-use std::{env, fs};
 
 use crate::error::{AscendError, LoadError};
 use crate::loader::{self, Api, LibraryNames, Opened, candidates};
@@ -466,7 +466,7 @@ fn installed() -> Vec<(PathBuf, String)> {
         }
     }
     let version = |file: &PathBuf| {
-        let text = fs::read_to_string(file).ok()?;
+        let text = plain_files::read_text(file, plain_files::MAX_TEXT_BYTES).ok()?;
         let line = text
             .lines()
             .find(|line| line.to_lowercase().starts_with("version"))?;

@@ -11,6 +11,7 @@
 //! - [`aclnn`]: the stock operators, each within its documented limits.
 //!
 //! [`safe::Runtime::open`] returns a [`LoadError`] if CANN is missing.
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "test code"))]
 
 pub mod aclnn;
 pub mod diagnosis;

@@ -257,7 +257,8 @@ fn mapped(library: &Path) -> Option<PathBuf> {
     if library.is_absolute() {
         return fs::canonicalize(library).ok();
     }
-    let maps = fs::read_to_string("/proc/self/maps").ok()?;
+    let maps =
+        plain_files::read_text(Path::new("/proc/self/maps"), plain_files::MAX_TEXT_BYTES).ok()?;
     let mut paths = maps
         .lines()
         .filter_map(|line| line.find('/').map(|at| Path::new(&line[at..])));
@@ -437,7 +438,8 @@ impl Api {
             .collect();
         versions.sort();
         for version in versions {
-            identity += &fs::read_to_string(version).unwrap_or_default();
+            identity +=
+                &plain_files::read_text(&version, plain_files::MAX_TEXT_BYTES).unwrap_or_default();
         }
         Some(identity)
     }

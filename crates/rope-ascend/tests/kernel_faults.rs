@@ -7,7 +7,12 @@
     unsafe_code,
     reason = "the test sets a variable and copies to device memory beyond 32 bits"
 )]
-#![allow(clippy::unwrap_used, missing_docs, reason = "test code")]
+#![allow(
+    clippy::disallowed_methods,
+    clippy::unwrap_used,
+    missing_docs,
+    reason = "test code"
+)]
 
 mod support;
 

@@ -1,6 +1,11 @@
 //! Compiled kernels kept from one process to the next. One test, because it sets a variable of the
 //! process.
-#![allow(clippy::unwrap_used, missing_docs, reason = "test code")]
+#![allow(
+    clippy::disallowed_methods,
+    clippy::unwrap_used,
+    missing_docs,
+    reason = "test code"
+)]
 #![allow(
     unsafe_code,
     reason = "a compiler of our own, by the vendor's interface"

@@ -1,4 +1,5 @@
 //! Kernels against the oracle, and dumps. One program: each would link all of burn.
+#![allow(clippy::disallowed_methods, reason = "test code")]
 
 mod differential;
 mod dumps;

@@ -9,19 +9,17 @@ use burn::tensor::{Device as HostDevice, FloatDType};
 use clap::{Args, ValueHint};
 use serde_json::json;
 use vlm_data::text::format::MediaSource;
-use vlm_data::text::{
-    Conversation, DataIndex, FileOptions, IGNORED, Message, Part, Role, Tokenizer,
-};
-use vlm_data::{Cut, MicroBatch, SampleEncoder, SampleOptions, TrainingSample};
+use vlm_data::text::{Conversation, IGNORED, Message, Part, Role, Tokenizer};
+use vlm_data::{Cut, MicroBatch, SampleEncoder, TrainingSample};
 use vlm_models::{GenerateOptions, GenerationConfig, Sampling, Vlm, VlmConfig};
+use vlm_train::{before_stop, stop_tokens};
 
 use crate::arguments::{MAX_TOKENS, count_in, seed};
+use crate::data::options::RecordArgs;
 use crate::device::{Compute, Device, TokenArgs};
 use crate::finetune::Precision;
 use crate::stdio::{note, plain, stdout};
 
-/// The token that ends an answer where the folder names none.
-const END: &str = "<|im_end|>";
 /// The character that a decoder puts in the place of bytes that are no text yet.
 const UNFINISHED: char = '\u{fffd}';
 /// Tokens that may be waited for until they are text: a character has at most four bytes.
@@ -115,9 +113,8 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_enum, default_value_t = Precision::F32)]
     precision: Precision,
 
-    /// Largest area of a resized picture in pixels [default: the folder's]
-    #[arg(long, value_name = "PIXELS", value_parser = clap::value_parser!(u64).range(1..))]
-    max_pixels: Option<u64>,
+    #[command(flatten)]
+    records: RecordArgs,
 
     /// Print one JSON object per line: line, reference (of --data), answer, tokens
     #[arg(long)]
@@ -146,8 +143,10 @@ impl GenerateArgs {
     fn load(&self, device: &HostDevice) -> Result<Vlm, Box<dyn Error>> {
         let config = VlmConfig::from_folder(&self.folder)?;
         let mut device = device.clone();
-        if self.precision == Precision::Bf16 {
-            device.configure(FloatDType::BF16)?;
+        match self.precision {
+            Precision::F32 => {}
+            Precision::Bf16 => device.configure(FloatDType::BF16)?,
+            Precision::F16 => device.configure(FloatDType::F16)?,
         }
         let model = config.load(&self.folder, &device)?;
         Ok(match &self.adapter {
@@ -157,19 +156,16 @@ impl GenerateArgs {
         })
     }
 
-    fn options(&self, tokenizer: &Tokenizer) -> Result<GenerateOptions, Box<dyn Error>> {
-        let mut config = GenerationConfig::from_folder(&self.folder)?;
+    fn options(&self, encoder: &SampleEncoder) -> Result<GenerateOptions, Box<dyn Error>> {
+        let config = GenerationConfig::from_folder(&self.folder)?;
         for key in &config.ignored {
             note(format_args!(
                 "warning: generation_config.json has {key}, which is not applied"
             ));
         }
-        if config.stop.is_empty() {
-            config.stop.extend(tokenizer.token_id(END).map(i64::from));
-        }
         Ok(GenerateOptions {
             count: self.max_new,
-            stop: config.stop,
+            stop: stop_tokens(&config, encoder),
             repetition_penalty: self
                 .repetition_penalty
                 .or(config.repetition_penalty)
@@ -212,14 +208,11 @@ impl GenerateArgs {
 /// # Errors
 /// Those of the folder, the adapter, the prompt or data, and the device, each with what to do.
 pub(crate) fn run(args: &GenerateArgs) -> Result<(), Box<dyn Error>> {
-    let samples = SampleOptions {
-        max_pixels: args.max_pixels,
-        ..SampleOptions::default()
-    };
+    let samples = args.records.samples(None);
     let encoder = SampleEncoder::from_folder(&args.folder, samples)?;
-    let options = args.options(encoder.text().tokenizer())?;
+    let options = args.options(&encoder)?;
     let index = match &args.data {
-        Some(path) => Some(DataIndex::open(path, FileOptions::default())?),
+        Some(path) => Some(args.records.open(path)?),
         None => None,
     };
     // Wrong prompts are told before weights are loaded.
@@ -248,9 +241,21 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Box<dyn Error>> {
             for batch in records.chunks(args.batch) {
                 let mut questions = Vec::with_capacity(batch.len());
                 for record in batch {
-                    let conversation = reader.read(*record)?;
-                    let reference = reference(&encoder, &conversation)?;
-                    questions.push(question(&encoder, &conversation, Some(reference))?);
+                    let asked = reader.read(*record).map_err(Into::into);
+                    let asked = asked.and_then(|conversation| {
+                        let reference = reference(&encoder, &conversation, &options.stop)?;
+                        question(&encoder, &conversation, Some(reference))
+                    });
+                    match asked {
+                        Ok(question) => questions.push(question),
+                        Err(error) if args.records.leaves_out(&*error) => {
+                            note(format_args!("warning: left out: {}", plain(&error)));
+                        }
+                        Err(error) => return Err(error),
+                    }
+                }
+                if questions.is_empty() {
+                    continue;
                 }
                 answer(args, &model, &encoder, &options, &questions, &mut speed)?;
             }
@@ -291,14 +296,15 @@ fn question(
 fn reference(
     encoder: &SampleEncoder,
     conversation: &Conversation,
+    stop: &[i64],
 ) -> Result<String, Box<dyn Error>> {
     let labels = encoder.measure(conversation)?.text.labels;
     let end = labels.iter().rposition(|label| *label != IGNORED);
     let end = end.map_or(0, |last| last + 1);
     let start = labels[..end].iter().rposition(|label| *label == IGNORED);
     let start = start.map_or(0, |last| last + 1);
-    let text = decode(encoder.text().tokenizer(), &labels[start..end])?;
-    Ok(text.split(END).next().unwrap_or_default().to_owned())
+    let answer = before_stop(&labels[start..end], stop);
+    decode(encoder.text().tokenizer(), answer)
 }
 
 /// Answers some questions at once, and shows the answers. A single one is shown as it comes.
@@ -337,11 +343,7 @@ fn answer(
     for (question, tokens) in questions.iter().zip(rows) {
         speed.answers += 1;
         speed.tokens += tokens.len();
-        let ended = tokens
-            .last()
-            .is_some_and(|last| options.stop.contains(last));
-        let shown = &tokens[..tokens.len() - usize::from(ended)];
-        let answer = decode(tokenizer, shown)?;
+        let answer = decode(tokenizer, before_stop(&tokens, &options.stop))?;
         let reference = question.reference.as_ref().map(|text| text.trim());
         speed.equal += usize::from(reference == Some(answer.trim()));
         if args.json {

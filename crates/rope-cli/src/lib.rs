@@ -1,7 +1,7 @@
 //! `mrope`: trains a multimodal model with rotary position embedding, and checks rotations.
 //!
 //! It is a library so that tests of the workspace can enable its features.
-
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "test code"))]
 #![deny(clippy::print_stderr, clippy::print_stdout)]
 
 mod arguments;
@@ -202,12 +202,24 @@ pub fn main() -> ExitCode {
     if args.len() < 2 {
         args.push("train".into());
     }
-    let mut command = parser(Cli::command());
+    let mut command = parser(Cli::command()).mut_subcommand("finetune", finetune::headed);
+    let args = match finetune::file::with_file(&command, args) {
+        Ok(args) => args,
+        Err(error) => {
+            note(format_args!("error: {}", plain(&error)));
+            return ExitCode::FAILURE;
+        }
+    };
     let matches = command.try_get_matches_from_mut(args);
     let mut matches = matches.unwrap_or_else(|error| error.exit());
-    let cli = arguments::expect_existing(&mut command, &matches)
+    let options = matches.subcommand_matches("finetune");
+    let written = options.map(|options| finetune::file::written(&command, options));
+    let mut cli = arguments::expect_existing(&mut command, &matches)
         .and_then(|()| Cli::from_arg_matches_mut(&mut matches))
         .unwrap_or_else(|error| error.exit());
+    if let (Command::Finetune(args), Some(written)) = (&mut cli.command, written) {
+        args.written = written;
+    }
     let code = match run(cli.command) {
         Ok(code) => code,
         Err(error) if is_of_closed_pipe(&*error) => ExitCode::from(CLOSED_PIPE),
@@ -272,7 +284,7 @@ fn run(command: Command) -> Result<ExitCode, Box<dyn Error>> {
     match command {
         Command::Train(args) => train::run(&args)?,
         Command::Data(args) => return data::run(&args),
-        Command::Finetune(args) => finetune::run(&args)?,
+        Command::Finetune(args) => return finetune::run(&args),
         Command::Compare(args) => return compare::run(&args),
         Command::Generate(args) => generate::run(&args)?,
         Command::Merge(args) => merge::run(&args)?,

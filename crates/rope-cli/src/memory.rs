@@ -1,7 +1,7 @@
 //! The memory that this process can still get: an allocation that fails ends a process, so what
 //! is too large is refused before.
 
-use std::fs;
+use std::path::Path;
 
 use rope_bench::rows::bytes;
 
@@ -33,7 +33,9 @@ pub(crate) fn expect(
 /// Bytes that Linux can give to this process, by its limits: memory that is free or can be freed,
 /// that of its control group, and its addresses.
 pub(crate) fn available() -> Option<f64> {
-    let read = |path| fs::read_to_string(path).unwrap_or_default();
+    let read = |path| {
+        plain_files::read_text(Path::new(path), plain_files::MAX_TEXT_BYTES).unwrap_or_default()
+    };
     let (system, own) = (read("/proc/meminfo"), read("/proc/self/status"));
     let kib = |text: &str, name: &str| number(text, name).map(|kib| 1024.0 * kib);
     let swap = kib(&system, "SwapFree:").unwrap_or(0.0);
@@ -46,6 +48,13 @@ pub(crate) fn available() -> Option<f64> {
         .into_iter()
         .flatten()
         .reduce(f64::min)
+}
+
+/// Bytes of memory that this process occupies, where the system tells.
+pub(crate) fn resident() -> Option<u64> {
+    let own =
+        plain_files::read_text(Path::new("/proc/self/status"), plain_files::MAX_TEXT_BYTES).ok()?;
+    number(&own, "VmRSS:").map(|kib| 1024 * kib as u64)
 }
 
 /// The number that follows a name at the start of a line.

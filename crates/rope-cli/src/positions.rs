@@ -131,8 +131,7 @@ fn rules(
     description: &Description,
 ) -> Result<(String, PositionRules), Box<dyn Error>> {
     if let Some(path) = &args.config {
-        let json = std::fs::read_to_string(path)
-            .map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+        let json = plain_files::read_text(path, plain_files::MAX_TEXT_BYTES)?;
         let rules = PositionRules::from_hf_config(&json)?;
         return Ok((path.display().to_string(), rules));
     }

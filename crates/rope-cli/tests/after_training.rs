@@ -44,14 +44,15 @@ const TUNE: &str = "--data train.jsonl --batch 2 --learning-rate 2e-2 --rank 4 -
 
 /// A folder with a model of one step (`run/model`), an adapter of two with its first step recorded
 /// (`tuned`), and the same step padded (`cut`) and with dropout (`dropped`).
-fn made() -> &'static Path {
+pub(crate) fn made() -> &'static Path {
     static MADE: OnceLock<PathBuf> = OnceLock::new();
     MADE.get_or_init(|| {
         let folder = fresh("after-training");
         fs::create_dir_all(&folder).expect("creates");
         let at = |name: &str| folder.join(name).display().to_string();
         done(&format!(
-            "finetune model --random-weights --full --data train.jsonl --batch 2 --steps 1 --out {}",
+            "finetune model --random-weights --full --data train.jsonl --batch 2 --steps 1 --warmup 0 \
+             --out {}",
             at("run")
         ));
         for (name, options) in [

@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
 
-fn example() -> PathBuf {
+pub(crate) fn example() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/shapes")
 }
 
-fn command(out: &Path, options: &str) -> Command {
+pub(crate) fn command(out: &Path, options: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mrope"));
     command.current_dir(example());
     let fixed = "finetune model --random-weights --data train.jsonl --batch 4 --steps 6 \
@@ -21,15 +21,15 @@ fn command(out: &Path, options: &str) -> Command {
     command
 }
 
-fn run(out: &Path, options: &str) -> Output {
+pub(crate) fn run(out: &Path, options: &str) -> Output {
     command(out, options).output().expect("the program starts")
 }
 
-fn text(bytes: &[u8]) -> String {
+pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-fn folder(name: &str) -> PathBuf {
+pub(crate) fn folder(name: &str) -> PathBuf {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
     std::fs::remove_dir_all(&folder).ok();
     folder
@@ -45,12 +45,23 @@ fn column(out: &Path, name: &str) -> Vec<f64> {
     lines.collect()
 }
 
-/// Log, checkpoint and trained weights.
-fn files(out: &Path, trained: &str) -> Vec<Vec<u8>> {
+/// Log, checkpoint and trained weights; the log without the fields of clock and machine.
+pub(crate) fn files(out: &Path, trained: &str) -> Vec<Vec<u8>> {
     let state = "checkpoint-00000006/state.safetensors";
-    let paths = ["log.jsonl", state, "checkpoint-00000006/run.json", trained];
+    let paths = ["checkpoint-00000006/run.json", state, trained];
     let read = |path: &str| std::fs::read(out.join(path)).unwrap_or_else(|e| panic!("{path}: {e}"));
-    paths.map(read).to_vec()
+    let mut files = paths.map(read).to_vec();
+    let log = text(&read("log.jsonl"));
+    files.extend(log.lines().map(|line| {
+        let mut line: serde_json::Value = serde_json::from_str(line).expect("JSON");
+        let fields = line.as_object_mut().expect("an object");
+        if fields.contains_key("loss") {
+            fields.remove("tokens_per_second").expect("the speed");
+            fields.remove("memory_bytes").expect("the memory");
+        }
+        line.to_string().into_bytes()
+    }));
+    files
 }
 
 #[cfg(feature = "ascend-sim")]
@@ -103,6 +114,114 @@ fn a_run_leaves_an_adapter_and_another_does_not_replace_it() {
     let same = run(&out, "--resume --quiet");
     assert!(same.status.success(), "{}", text(&same.stderr));
     assert_eq!(text(&same.stderr), "");
+}
+
+/// Of each option that says what is trained, the trained parameters, and a second run that starts
+/// from its adapter.
+#[test]
+fn what_is_trained_is_saved_and_trained_on() {
+    let base = folder("finetune-trained-base");
+    let done = run(&base, "--full --parts tower,merger,decoder --layers 0");
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    let model = base.join("model");
+    let go = |out: &Path, options: &str| {
+        let fixed = "--data train.jsonl --batch 4 --steps 4 --checkpoint-every 2 \
+                     --learning-rate 1e-2 --micro-tokens 512";
+        let mut command = Command::new(env!("CARGO_BIN_EXE_mrope"));
+        let command = command.current_dir(example()).arg("finetune").arg(&model);
+        let command = command.args(fixed.split_whitespace()).arg("--out").arg(out);
+        let command = command.args(options.split_whitespace());
+        command.output().expect("the program starts")
+    };
+    let first = folder("finetune-trained-1");
+    let options = "--rank 4 --train-embeddings --full-parts merger --layers 1-";
+    let done = go(&first, options);
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    let config = std::fs::read_to_string(first.join("adapter/adapter_config.json"));
+    let config = config.expect("a configuration");
+    for part in [
+        "embed_tokens",
+        "model.visual.merger",
+        "layers.1.",
+        "\"r\": 4",
+    ] {
+        assert!(config.contains(part), "{part}: {config}");
+    }
+    assert!(!config.contains("layers.0."), "{config}");
+
+    // It starts where the first ended, and again where it was stopped.
+    let adapter = first.join("adapter").display().to_string();
+    let second = folder("finetune-trained-2");
+    let done = go(&second, &format!("--adapter {adapter} --seed 0"));
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    let [before, after] = [&first, &second].map(|out| column(out, "loss"));
+    assert!(after[0] < before[0] - 0.3, "{before:?} {after:?}");
+    let done = go(&second, &format!("--adapter {adapter} --resume --quiet"));
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    let other = go(&second, "--rank 4 --resume");
+    assert!(!other.status.success());
+
+    for (options, says) in [
+        ("--rank 8", "--rank differs"),
+        ("--alpha 1", "--alpha differs"),
+        ("--dropout 0.1", "--dropout differs"),
+        ("--rslora", "--rslora differs"),
+        ("--parts tower", "--parts differs"),
+        ("--targets q_proj", "--targets differs"),
+        ("--layers 0", "--layers differs"),
+        ("--full-parts tower", "--full-parts differs"),
+        ("--layers 0-9", "those of the decoder are 0 to 1"),
+        ("--full", "cannot be used with"),
+        ("--random-weights", "cannot be used with"),
+    ] {
+        let refused = go(
+            &folder("finetune-refused"),
+            &format!("--adapter {adapter} {options}"),
+        );
+        let told = text(&refused.stderr);
+        assert!(
+            !refused.status.success() && told.contains(says),
+            "{options}: {told}"
+        );
+    }
+    // What is equal may be given.
+    let same =
+        "--rank 4 --alpha 8 --parts decoder --layers 1 --train-embeddings --full-parts merger";
+    let planned = go(
+        &folder("finetune-same"),
+        &format!("--adapter {adapter} {same} --plan"),
+    );
+    assert!(planned.status.success(), "{}", text(&planned.stderr));
+
+    for (options, says) in [
+        ("--full --rank 4", "cannot be used with"),
+        ("--full --full-parts tower", "cannot be used with"),
+        ("--parts tower --layers 0", "add decoder to --parts"),
+        ("--full-parts decoder", "name each part in one of them"),
+        ("--layers 1-0", "0 is below 1"),
+    ] {
+        let refused = go(&folder("finetune-refused"), options);
+        let told = text(&refused.stderr);
+        assert!(
+            !refused.status.success() && told.contains(says),
+            "{options}: {told}"
+        );
+    }
+    for (command, options) in [
+        ("generate", "--prompt a --max-new 2 --adapter"),
+        ("merge", "--out MERGED --adapter"),
+    ] {
+        let merged = folder("finetune-trained-merged").display().to_string();
+        let options = options.replace("MERGED", &merged);
+        let mut program = Command::new(env!("CARGO_BIN_EXE_mrope"));
+        let program = program.current_dir(example()).arg(command).arg(&model);
+        let done = program
+            .args(options.split_whitespace())
+            .arg(second.join("adapter"))
+            .output();
+        let done = done.expect("the program starts");
+        assert!(done.status.success(), "{command}: {}", text(&done.stderr));
+    }
 }
 
 /// GLM-4.1V and Qwen3.5, by tests/fixtures/generate/finetune_command.py: the largest relative
@@ -216,7 +335,12 @@ fn ctrl_c_and_a_full_disk_lose_no_step() {
     let pid = child.id().to_string();
     let sent = Command::new("kill").args(["-INT", &pid]).status();
     assert!(sent.is_ok_and(|sent| sent.success()));
-    assert!(child.wait().expect("it ends").success());
+    let ended = child.wait().expect("it ends");
+    assert_eq!(
+        ended.code(),
+        Some(130),
+        "the code of an interrupted program"
+    );
     let steps = || {
         std::fs::read_to_string(&log)
             .expect("a log")

@@ -1,5 +1,6 @@
 //! `mrope` as a user runs it, and the simulated NPU under whole models. One program: each would link
 //! all of burn.
+#![allow(clippy::disallowed_methods, reason = "test code")]
 
 #[cfg(feature = "ascend-sim")]
 mod common;
@@ -17,10 +18,13 @@ mod ascend_training;
 #[cfg(feature = "ascend-sim")]
 mod attention;
 mod bench;
+mod daily;
 mod data;
 mod device;
 mod dumps;
 mod finetune;
+#[cfg(unix)]
+mod irregular;
 mod model_folder;
 mod models;
 mod output;

@@ -1,4 +1,5 @@
 //! Rotations, configurations and lanes, in one program.
+#![allow(clippy::disallowed_methods, reason = "test code")]
 
 mod configurations;
 mod families;

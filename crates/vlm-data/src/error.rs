@@ -211,3 +211,23 @@ pub enum VlmDataError {
         folder: PathBuf,
     },
 }
+
+impl VlmDataError {
+    /// True for a conversation longer than the token limit.
+    pub fn is_too_long(&self) -> bool {
+        match self {
+            Self::InFile { source, .. } => source.is_too_long(),
+            Self::Text(error) => error.is_too_long(),
+            _ => false,
+        }
+    }
+}
+
+impl From<plain_files::FileError> for VlmDataError {
+    fn from(error: plain_files::FileError) -> Self {
+        Self::File {
+            path: error.path,
+            reason: error.cause.to_string(),
+        }
+    }
+}

@@ -1,21 +1,26 @@
 #![doc = include_str!("../README.md")]
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "test code"))]
 
 mod batch;
 pub mod check;
+mod dataset;
 mod error;
 mod fingerprint;
 mod loader;
 mod memory;
 pub mod picture;
 mod sample;
+mod survey;
 pub mod text;
 mod video;
 
 pub use batch::{Cut, MicroBatch, SampleRows};
+pub use dataset::{DataSet, DataSetReader, HeldOut, Share};
 pub use error::{Result, VlmDataError};
 pub use fingerprint::Fingerprint;
 pub use loader::{BatchSize, DataPosition, GlobalBatch, Loader, LoaderOptions, OnError};
 pub use sample::{SampleEncoder, SampleOptions, TrainingSample};
+pub use survey::{NoSample, Survey, SurveyOptions, Surveyed};
 
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/data-text.md")]

@@ -43,13 +43,8 @@ impl<'a> VideoFile<'a> {
     /// [`VlmDataError::VideoFile`] if the file or ffmpeg is missing, ffmpeg cannot decode the file,
     /// or it has more than 768 frames at this rate; [`VlmDataError::TooManyPixels`]
     pub(crate) fn open(path: &'a Path, fps: f64, options: &ReadOptions) -> Result<Self> {
-        let reason = match std::fs::metadata(path) {
-            Ok(data) if data.is_file() => None,
-            Ok(_) => Some("it is no regular file".to_owned()),
-            Err(error) => Some(error.to_string()),
-        };
-        if let Some(reason) = reason {
-            return Err(undecodable(path, reason));
+        if let Err(error) = plain_files::open(path) {
+            return Err(undecodable(path, error.cause.to_string()));
         }
         let mut decoder = Decoder::start(PROGRAM, path, fps, options, "framecrc")?;
         let counted = count(decoder.output()?);

@@ -1,4 +1,5 @@
 //! Damaged and hostile files: an error that names the fault, never a panic.
+#![allow(clippy::disallowed_methods, reason = "test code")]
 
 use std::path::{Path, PathBuf};
 

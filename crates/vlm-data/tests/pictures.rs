@@ -1,6 +1,7 @@
 //! Pictures against transformers: every pixel that is read and every bit of every patch.
 //!
 //! tests/fixtures/generate/pictures.py wrote the files, and describes their hashes.
+#![allow(clippy::disallowed_methods, reason = "test code")]
 
 use std::path::{Path, PathBuf};
 

@@ -1,6 +1,7 @@
 //! Records to samples and batches, against transformers and against each other.
 //!
 //! The expected values are in `fixtures/samples`, written by `fixtures/generate/samples.py`.
+#![allow(clippy::disallowed_methods, reason = "test code")]
 
 mod folder;
 
@@ -18,7 +19,7 @@ use vlm_data::picture::Picture;
 use vlm_data::text::format::Conversations;
 use vlm_data::text::{DataIndex, FileOptions, IGNORED, TextError};
 use vlm_data::{
-    BatchSize, Cut, DataPosition, GlobalBatch, Loader, LoaderOptions, MicroBatch, OnError,
+    BatchSize, Cut, DataPosition, DataSet, GlobalBatch, Loader, LoaderOptions, MicroBatch, OnError,
     SampleEncoder, SampleOptions, SampleRows, TrainingSample, VlmDataError,
 };
 
@@ -51,6 +52,14 @@ fn file_options() -> FileOptions {
     let mut options = FileOptions::default();
     options.media_folder = Some(workspace().join("tests/fixtures/pictures"));
     options
+}
+
+fn set() -> Arc<DataSet> {
+    set_of(index())
+}
+
+fn set_of(index: Arc<DataIndex>) -> Arc<DataSet> {
+    Arc::new(DataSet::from(index))
 }
 
 fn index() -> Arc<DataIndex> {
@@ -142,7 +151,7 @@ fn load_from(
     options: LoaderOptions,
     position: Option<DataPosition>,
 ) -> Vec<GlobalBatch> {
-    let loader = Loader::new(Arc::clone(encoder), index(), options, position);
+    let loader = Loader::new(Arc::clone(encoder), set(), options, position);
     let batches: Result<Vec<_>, _> = loader.expect("a loader").collect();
     batches.expect("batches")
 }
@@ -376,7 +385,7 @@ fn a_rank_that_no_batch_has_a_sample_for_is_given_empty_ones() {
             };
             let (encoder, sender) = (Arc::clone(&encoder), sender.clone());
             thread::spawn(move || {
-                let mut loader = Loader::new(encoder, index(), options, None).expect("a loader");
+                let mut loader = Loader::new(encoder, set(), options, None).expect("a loader");
                 // Its threads have begun.
                 thread::sleep(Duration::from_millis(100));
                 let batches = loader.by_ref().take(9).map(|batch| batch.expect("a batch"));
@@ -414,7 +423,7 @@ fn faulty_records_end_the_loader_or_are_reported() {
     let encoder = encoder("qwen2", "faulty");
     let folder = Folder::new("faulty_data");
     let start = |options: LoaderOptions| {
-        let loader = Loader::new(Arc::clone(&encoder), faulty(&folder), options, None);
+        let loader = Loader::new(Arc::clone(&encoder), set_of(faulty(&folder)), options, None);
         loader.expect("a loader")
     };
     let mut options = LoaderOptions::new(BatchSize::Samples(3), PACKED);
@@ -463,7 +472,7 @@ fn data_that_changed_are_refused() {
     let start = |options, position| {
         Loader::new(
             Arc::clone(&encoder),
-            Arc::clone(&index),
+            set_of(Arc::clone(&index)),
             options,
             Some(position),
         )
@@ -496,7 +505,7 @@ fn data_that_changed_are_refused() {
     assert_ne!(changed.fingerprint(), index.fingerprint());
     let error = Loader::new(
         Arc::clone(&encoder),
-        Arc::new(changed),
+        set_of(Arc::new(changed)),
         options(),
         Some(position),
     );
@@ -592,7 +601,7 @@ fn options_that_contradict_each_other_are_refused() {
         ),
     ];
     for (expected, options) in wrong {
-        let error = Loader::new(Arc::clone(&encoder), index(), options, None);
+        let error = Loader::new(Arc::clone(&encoder), set(), options, None);
         match error.expect_err(expected) {
             VlmDataError::Config { key, .. } => assert_eq!(key, expected),
             other => panic!("{expected}: {other}"),

@@ -1,6 +1,7 @@
 //! Token ids, rendered texts and labels against transformers, and refused records.
 //!
 //! The expected values are in `fixtures/text`, written by `fixtures/generate/text.py`.
+#![allow(clippy::disallowed_methods, reason = "test code")]
 
 mod folder;
 

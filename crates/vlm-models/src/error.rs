@@ -162,6 +162,26 @@ pub enum VlmError {
         /// The layers that can have adapters, by their names in transformers.
         layers: Vec<String>,
     },
+    /// A name that matches no module.
+    #[error(
+        "no module is called {module}; give the end of a name or a regular expression for the \
+         whole of it (no look-around): the model has {}",
+        some(modules)
+    )]
+    NoModule {
+        /// The name.
+        module: String,
+        /// The modules, by their names in transformers.
+        modules: Vec<String>,
+    },
+    /// A layer that the decoder does not have.
+    #[error("the decoder has no layer {layer}; its layers are 0 to {}", depth - 1)]
+    NoLayer {
+        /// The index of the layer.
+        layer: usize,
+        /// The number of layers.
+        depth: usize,
+    },
     /// A model without adapters.
     #[error("the model has no adapter to save; place one first")]
     NoAdapter,
@@ -313,6 +333,16 @@ impl From<RotaryError> for VlmError {
         match error {
             RotaryError::Rope(error) => error.into(),
             error => Self::Rotary(Box::new(error)),
+        }
+    }
+}
+
+impl From<plain_files::FileError> for VlmError {
+    fn from(error: plain_files::FileError) -> Self {
+        Self::File {
+            action: error.action,
+            path: error.path,
+            reason: error.cause.to_string(),
         }
     }
 }

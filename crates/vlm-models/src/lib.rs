@@ -21,7 +21,7 @@
 //! | `delta` | decoder layers with a state instead of keys and values |
 //! | `model` | both together |
 //! | `linear` | a linear layer, and the adapter beside its weight |
-//! | `lora`, `peft` | trained parameters; adapters and their files |
+//! | `whole`, `lora`, `peft` | trained weights; adapters; their files |
 //! | `merge`, `streamed` | merging adapters into a checkpoint's files; its logits, one layer at a time |
 //! | `random` | random numbers that are equal on all devices |
 //! | `train`, `backward`, `generate` | training, gradients layer by layer, and generation |
@@ -51,6 +51,7 @@ mod trace;
 mod train;
 mod transfer;
 mod vision;
+mod whole;
 
 pub use backward::Backward;
 pub use batch::{Batch, Inputs};
@@ -65,3 +66,4 @@ pub use model::Vlm;
 pub use rope_burn::{Implementation, rope_core};
 pub use trace::{Sampled, Segment, Trace, sampled_elements};
 pub use transfer::{Progress, Transfer};
+pub use whole::TrainedWeights;

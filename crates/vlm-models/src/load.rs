@@ -106,7 +106,7 @@ pub(crate) struct Weights {
 }
 
 /// A tensor of the checkpoint.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Found {
     /// Its name in the file.
     pub(crate) name: String,
@@ -117,11 +117,24 @@ pub(crate) struct Found {
 
 /// The parameters that a file has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum Kind<'a> {
     /// All but those of adapters.
     Base,
     /// Those of adapters.
     Adapter,
+    /// Those with these names in the module, trained whole beside adapters.
+    Whole(&'a BTreeSet<String>),
+}
+
+impl Kind<'_> {
+    /// True if the parameter at `path` is one of them.
+    pub(crate) fn holds(self, path: &ModulePath) -> bool {
+        match self {
+            Self::Base => !path.is_adapter(),
+            Self::Adapter => path.is_adapter(),
+            Self::Whole(names) => names.contains(&path.name()),
+        }
+    }
 }
 
 /// A tensor of the checkpoint for a parameter.
@@ -139,7 +152,7 @@ impl Part<'_> {
 
 /// Finds the tensor of each parameter before any elements are read.
 struct Plan<'a> {
-    kind: Kind,
+    kind: Kind<'a>,
     found: &'a BTreeMap<String, Found>,
     to_checkpoint: KeyRemapper,
     path: ModulePath,
@@ -160,7 +173,7 @@ impl ModuleVisitor for Plan<'_> {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if self.path.kind() != self.kind {
+        if !self.kind.holds(&self.path) {
             return;
         }
         let path = self.path.name();
@@ -255,7 +268,7 @@ impl Vlm {
     /// [`VlmError::TensorShape`], [`VlmError::TensorUnreadable`], [`VlmError::Transfer`].
     pub(crate) fn fill(
         self,
-        kind: Kind,
+        kind: Kind<'_>,
         files: &[Weights],
         found: &BTreeMap<String, Found>,
         dtype: DType,
@@ -272,7 +285,7 @@ impl Vlm {
     /// [`VlmError::TensorShape`], [`VlmError::TensorUnreadable`].
     pub(crate) fn plan<'a>(
         &self,
-        kind: Kind,
+        kind: Kind<'a>,
         found: &'a BTreeMap<String, Found>,
     ) -> Result<BTreeMap<String, Part<'a>>> {
         let mut plan = Plan {
@@ -334,10 +347,10 @@ impl Vlm {
     }
 
     /// The map from module names to the names in a file of a kind.
-    fn names(&self, kind: Kind) -> KeyRemapper {
+    fn names(&self, kind: Kind<'_>) -> KeyRemapper {
         match kind {
             Kind::Base => self.family.names.to_checkpoint(),
-            Kind::Adapter => self.family.names.to_class(),
+            Kind::Adapter | Kind::Whole(_) => self.family.names.to_class(),
         }
     }
 
@@ -412,7 +425,7 @@ impl Vlm {
     }
 
     /// Every parameter of a kind in its form in a file, in the order of [`read`](Self::read).
-    pub(crate) fn entries(&self, kind: Kind) -> Vec<Entry> {
+    pub(crate) fn entries(&self, kind: Kind<'_>) -> Vec<Entry> {
         let mut list = List {
             kind,
             to_checkpoint: self.names(kind),
@@ -427,7 +440,7 @@ impl Vlm {
     /// parameter's name in a file.
     pub(crate) fn read(
         &self,
-        kind: Kind,
+        kind: Kind<'_>,
         transfer: &mut Transfer<'_>,
         write: impl FnMut(&str, TensorData) -> Result<()>,
     ) -> Result<()> {
@@ -445,14 +458,14 @@ impl Vlm {
 }
 
 /// Lists parameters.
-struct List {
-    kind: Kind,
+struct List<'a> {
+    kind: Kind<'a>,
     to_checkpoint: KeyRemapper,
     path: ModulePath,
     entries: Vec<Entry>,
 }
 
-impl ModuleVisitor for List {
+impl ModuleVisitor for List<'_> {
     fn enter_module(&mut self, name: &str, container: &str) {
         self.path.enter(name, container);
     }
@@ -462,7 +475,7 @@ impl ModuleVisitor for List {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if self.path.kind() != self.kind {
+        if !self.kind.holds(&self.path) {
             return;
         }
         let mut shape = param.lazy_shape().to_vec();
@@ -479,7 +492,7 @@ impl ModuleVisitor for List {
 
 /// Reads parameters from their device.
 struct Read<'a, 'p, W> {
-    kind: Kind,
+    kind: Kind<'a>,
     to_checkpoint: KeyRemapper,
     path: ModulePath,
     transfer: &'a mut Transfer<'p>,
@@ -497,7 +510,7 @@ impl<W: FnMut(&str, TensorData) -> Result<()>> ModuleVisitor for Read<'_, '_, W>
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if self.result.is_err() || self.path.kind() != self.kind {
+        if self.result.is_err() || !self.kind.holds(&self.path) {
             return;
         }
         let name = self.path.checkpoint_name(&self.to_checkpoint);
@@ -546,11 +559,9 @@ impl ModulePath {
         adapter_name(names, &name).unwrap_or_else(|| rename(names, &name))
     }
 
-    pub(crate) fn kind(&self) -> Kind {
-        match self.container() {
-            Some("Struct:Adapter") => Kind::Adapter,
-            _ => Kind::Base,
-        }
+    /// True if the parameter is that of an adapter.
+    fn is_adapter(&self) -> bool {
+        self.container() == Some("Struct:Adapter")
     }
 
     /// True if the parameter is transposed in files: the matrix of a linear layer or of its
@@ -558,7 +569,7 @@ impl ModulePath {
     pub(crate) fn is_transposed(&self) -> bool {
         match self.container() {
             Some("Struct:Linear") => self.names.last().is_some_and(|name| name == "weight"),
-            container => container == Some("Struct:Adapter"),
+            _ => self.is_adapter(),
         }
     }
 

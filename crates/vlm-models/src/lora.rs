@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{DType, Tensor};
 use burn_store::KeyRemapper;
 use regex::Regex;
@@ -15,6 +15,7 @@ use crate::model::Vlm;
 use crate::names::rename;
 use crate::random::Stream;
 use crate::trace::Sampled;
+use crate::whole::{LAYERS, TrainedWeights, Weight};
 
 /// A part of the model that is trained or frozen separately, with a separate learning rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -61,6 +62,13 @@ pub struct LoraConfig {
     /// of a layer's name in transformers, such as `q_proj` or `attn.qkv`, or a regular expression
     /// for the whole name, such as `model\.language_model\.layers\.[0-3]\..*`.
     pub targets: Vec<String>,
+    /// The layers of the decoder that have adapters, by index; empty means all.
+    #[serde(default)]
+    pub layers: Vec<usize>,
+    /// The weights trained whole beside the adapters, as PEFT's `modules_to_save`. They have the
+    /// type of the model.
+    #[serde(default)]
+    pub whole: TrainedWeights,
 }
 
 impl Default for LoraConfig {
@@ -73,6 +81,8 @@ impl Default for LoraConfig {
             rslora: false,
             parts: vec![ModelPart::Decoder],
             targets: Vec::new(),
+            layers: Vec::new(),
+            whole: TrainedWeights::default(),
         }
     }
 }
@@ -109,14 +119,14 @@ impl LoraConfig {
 }
 
 /// One entry of [`LoraConfig::targets`].
-struct Target<'a> {
-    text: &'a str,
+pub(crate) struct Target<'a> {
+    pub(crate) text: &'a str,
     /// A pattern for the whole name.
     pattern: Option<Regex>,
 }
 
 impl<'a> Target<'a> {
-    fn new(text: &'a str) -> Self {
+    pub(crate) fn new(text: &'a str) -> Self {
         // A size limit, since the text may come from an untrusted file.
         let pattern = regex::RegexBuilder::new(&format!("^(?:{text})$"))
             .size_limit(1 << 20)
@@ -127,7 +137,7 @@ impl<'a> Target<'a> {
         }
     }
 
-    fn matches(&self, name: &str) -> bool {
+    pub(crate) fn matches(&self, name: &str) -> bool {
         let rest = name.strip_suffix(self.text);
         let is_end = rest.is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
         is_end || self.pattern.as_ref().is_some_and(|p| p.is_match(name))
@@ -235,29 +245,30 @@ impl Vlm {
     /// The part and the number of elements of each weight, in the order of the module. It does not
     /// initialise lazy weights.
     pub fn weight_sizes(&self) -> Vec<(ModelPart, usize)> {
-        let mut sizes = Sizes::default();
-        self.visit(&mut sizes);
-        sizes.found
+        let weights = self.weights().into_iter();
+        let size = |weight: Weight| (ModelPart::of(&weight.path), weight.elements);
+        weights.map(size).collect()
     }
 
-    /// Trains all weights of these parts, without adapters, and freezes the others.
-    #[must_use]
-    pub fn train_parts(mut self, parts: &[ModelPart]) -> Self {
-        self.remove_adapters();
-        self.map(&mut Train {
-            parts,
-            path: ModulePath::default(),
-        })
-    }
-
-    /// Freezes the model, removes earlier adapters and adds new ones, which have no effect yet. A
-    /// is drawn from `seed`.
+    /// Trains some weights, without adapters, and freezes the others.
     ///
     /// # Errors
-    /// [`VlmError::Unsupported`]; [`VlmError::NoTarget`] if a target matches no linear layer of the
-    /// parts.
+    /// [`VlmError::NoModule`] if a name matches no module.
+    pub fn train_weights(mut self, chosen: &TrainedWeights) -> Result<Self> {
+        self.remove_adapters();
+        let whole = self.whole(chosen)?;
+        Ok(self.train_only(&whole))
+    }
+
+    /// Freezes the model but for the weights that are trained whole, removes earlier adapters and
+    /// adds new ones, which have no effect yet. A is drawn from `seed`.
+    ///
+    /// # Errors
+    /// [`VlmError::Unsupported`], also if a layer with an adapter is trained whole;
+    /// [`VlmError::NoTarget`] if a target matches no linear layer of the parts;
+    /// [`VlmError::NoModule`].
     pub fn with_lora(self, config: &LoraConfig, seed: u64) -> Result<Self> {
-        let mut model = self.train_parts(&[]);
+        let mut model = self.train_weights(&config.whole)?;
         let chosen = model.adapted(config)?;
         model.adapt(config, seed, |path| {
             chosen.iter().any(|chosen| chosen == path)
@@ -279,12 +290,35 @@ impl Vlm {
             .collect())
     }
 
+    /// The linear layers that a configuration selects, by name in transformers.
+    ///
+    /// # Errors
+    /// Those of [`with_lora`](Self::with_lora).
+    pub fn adapted_layers(&mut self, config: &LoraConfig) -> Result<Vec<String>> {
+        let chosen = self.adapted(config)?;
+        let names = self.linear_names().into_iter();
+        let names = names.filter(|(path, _)| chosen.contains(path));
+        Ok(names.map(|(_, name)| name).collect())
+    }
+
     /// The linear layers that a configuration selects, by name in the module.
     fn adapted(&mut self, config: &LoraConfig) -> Result<Vec<String>> {
         config.check()?;
+        let depth = self.language_model.depth();
+        if let Some(layer) = config.layers.iter().find(|layer| **layer >= depth) {
+            return Err(VlmError::NoLayer {
+                layer: *layer,
+                depth,
+            });
+        }
         let names = self.linear_names();
-        let is_in_parts =
-            |(path, _): &&(String, String)| config.parts.contains(&ModelPart::of(path));
+        let is_in_layers = |name: &str| match layer_of(name) {
+            Some(layer) => config.layers.is_empty() || config.layers.contains(&layer),
+            None => true,
+        };
+        let is_in_parts = |(path, name): &&(String, String)| {
+            config.parts.contains(&ModelPart::of(path)) && is_in_layers(name)
+        };
         let candidates: Vec<_> = names.iter().filter(is_in_parts).collect();
         let targets: Vec<_> = config
             .targets
@@ -306,10 +340,21 @@ impl Vlm {
         if chosen.is_empty() {
             return Err(no_target("all linear layers"));
         }
+        let whole = self.whole(&config.whole)?;
+        if let Some(layer) = chosen
+            .iter()
+            .find(|path| whole.contains(&format!("{path}.weight")))
+        {
+            return Err(VlmError::Unsupported {
+                key: "a layer trained whole",
+                found: layer.clone(),
+                expected: "one without an adapter",
+            });
+        }
         Ok(chosen)
     }
 
-    /// Removes the adapters.
+    /// Removes the adapters. Weights trained whole beside them stay as they are.
     #[must_use]
     pub fn without_lora(mut self) -> Self {
         self.remove_adapters();
@@ -370,6 +415,12 @@ impl Vlm {
     }
 }
 
+/// The index of the decoder layer of a linear layer, by its name in transformers.
+fn layer_of(name: &str) -> Option<usize> {
+    let (index, _) = name.strip_prefix(LAYERS)?.split_once('.')?;
+    index.parse().ok()
+}
+
 /// A layer's name in transformers.
 pub(crate) fn class_name(to_class: &KeyRemapper, path: &str) -> String {
     // The patterns are those of parameters.
@@ -405,50 +456,6 @@ impl<F: FnMut(Parameter, bool, Tensor<1>)> ModuleVisitor for Parameters<F> {
         };
         let (is_trained, elements) = (tensor.is_require_grad(), parameter.elements());
         (self.each)(parameter, is_trained, tensor.reshape([elements]));
-    }
-}
-
-/// Lists all weights.
-#[derive(Default)]
-struct Sizes {
-    path: ModulePath,
-    found: Vec<(ModelPart, usize)>,
-}
-
-impl ModuleVisitor for Sizes {
-    fn enter_module(&mut self, name: &str, container: &str) {
-        self.path.enter(name, container);
-    }
-
-    fn exit_module(&mut self, _name: &str, container: &str) {
-        self.path.exit(container);
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let elements = param.lazy_shape().num_elements();
-        self.found
-            .push((ModelPart::of(&self.path.name()), elements));
-    }
-}
-
-/// Trains parts and freezes the others.
-struct Train<'a> {
-    parts: &'a [ModelPart],
-    path: ModulePath,
-}
-
-impl ModuleMapper for Train<'_> {
-    fn enter_module(&mut self, name: &str, container: &str) {
-        self.path.enter(name, container);
-    }
-
-    fn exit_module(&mut self, _name: &str, container: &str) {
-        self.path.exit(container);
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let part = ModelPart::of(&self.path.name());
-        param.set_require_grad(self.parts.contains(&part))
     }
 }
 

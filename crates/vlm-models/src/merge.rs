@@ -3,7 +3,7 @@
 //! A merged checkpoint has the files of its base, byte for byte except for the elements of adapted
 //! weights: a shard is copied in byte order, with only some rows of a weight in memory at a time.
 //! The sum W + s B A is computed in f32 in PEFT's order of operations and rounded once, to the
-//! weight's type.
+//! weight's type. A weight trained whole replaces the base's.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -16,9 +16,10 @@ use burn::tensor::{DType, Device, Element, Tensor, TensorData};
 
 use crate::config::VlmConfig;
 use crate::error::{Result, VlmError};
-use crate::file::{Sink, TensorFile, write_whole};
+use crate::file::{self, Sink, TensorFile};
 use crate::linear::adapter_dtype;
 use crate::load::{Found, INDEX, Kind, Weights, fingerprint, weights};
+use crate::model::{HEAD, TABLE, Vlm};
 use crate::peft::AdapterFile;
 use crate::streamed::{Streamed, logits_allowed};
 
@@ -47,15 +48,22 @@ pub struct Merge {
     config: VlmConfig,
     base: PathBuf,
     device: Device,
+    /// The base's, and one of each adapter.
     files: Vec<Weights>,
+    /// The base's tensors.
     found: BTreeMap<String, Found>,
+    /// The tensors of the adapters that replace those of the same parameters.
+    replaced: BTreeMap<String, Found>,
+    /// The base's tensors that change, by their parameters.
+    changed: Vec<(String, Found)>,
     adapters: Vec<OpenAdapter>,
 }
 
 /// An adapter whose names and shapes fit.
 #[derive(Debug)]
 pub(crate) struct OpenAdapter {
-    file: AdapterFile,
+    /// A and B of each layer, by the layer's name in the module.
+    layers: BTreeMap<String, [Found; 2]>,
     /// The factor of its product B A.
     scale: f64,
 }
@@ -91,13 +99,15 @@ impl Merge {
     /// Opens a checkpoint folder and adapters in PEFT's files, each with a factor on its effect; 1
     /// means the adapter as trained. Products are computed on `device`.
     ///
+    /// An adapter with weights trained whole has the factor 1, and no other adapter changes these.
     /// With `any_base`, an adapter that records a different checkpoint is accepted; names and
     /// shapes must still match.
     ///
     /// # Errors
     /// Those of [`VlmConfig::from_folder`], [`VlmConfig::load`] and
     /// [`Vlm::load_adapter`](crate::Vlm::load_adapter); [`VlmError::OtherBase`];
-    /// [`VlmError::Unsupported`] if a factor is 0 or not finite.
+    /// [`VlmError::Unsupported`] if a factor is 0 or not finite, or a weight trained whole is changed
+    /// otherwise too.
     pub fn open(
         base: impl AsRef<Path>,
         adapters: &[(PathBuf, f64)],
@@ -110,42 +120,127 @@ impl Merge {
         let found = config.found(&files)?;
         let mut model = config.init(device)?;
         model.plan(Kind::Base, &found)?;
-        let base_print = fingerprint(&files, &found)?;
-        let linears = model.linears().into_iter();
-        let sizes: BTreeMap<String, [usize; 2]> = linears
-            .map(|(path, linear)| (path, linear.sizes()))
-            .collect();
-        let open = |(folder, factor): &(PathBuf, f64)| {
-            if !factor.is_finite() || *factor == 0.0 {
-                return Err(VlmError::Unsupported {
-                    key: "the weight of an adapter",
-                    found: factor.to_string(),
-                    expected: "a finite number other than 0",
-                });
-            }
-            let to_module = config.family.names.to_module();
-            let file = AdapterFile::open(folder, &to_module, |path| sizes.contains_key(path))?;
-            for (layer, [a, b]) in &file.layers {
-                let [inputs, outputs] = sizes[layer];
-                let rank = file.config.rank;
-                for (half, expected) in [(a, [rank, inputs]), (b, [outputs, rank])] {
-                    expect_shape(half, expected)?;
-                }
-            }
-            if !any_base {
-                file.expect_base(folder, base_print)?;
-            }
-            let scale = file.config.scale() * factor;
-            Ok(OpenAdapter { file, scale })
-        };
-        Ok(Self {
-            adapters: adapters.iter().map(open).collect::<Result<_>>()?,
+        let base_print = (!any_base)
+            .then(|| fingerprint(&files, &found))
+            .transpose()?;
+        let mut merge = Self {
             base: base.to_owned(),
             device: device.clone(),
             config,
             files,
             found,
-        })
+            replaced: BTreeMap::new(),
+            changed: Vec::new(),
+            adapters: Vec::new(),
+        };
+        for (folder, factor) in adapters {
+            let file = AdapterFile::open(folder, &mut model)?;
+            if let Some(base_print) = base_print {
+                file.expect_base(folder, base_print)?;
+            }
+            merge.add(file, *factor, &mut model)?;
+        }
+        model.plan(Kind::Base, &merge.merged())?;
+        merge.changed = merge.changed_tensors()?;
+        Ok(merge)
+    }
+
+    /// Adds an adapter for `model`.
+    ///
+    /// # Errors
+    /// [`VlmError::Unsupported`], [`VlmError::TensorShape`], [`VlmError::TensorUnreadable`].
+    fn add(&mut self, file: AdapterFile, factor: f64, model: &mut Vlm) -> Result<()> {
+        let unsupported = |key, found: String, expected| VlmError::Unsupported {
+            key,
+            found,
+            expected,
+        };
+        if !factor.is_finite() || factor == 0.0 {
+            let expected = "a finite number other than 0";
+            let key = "the weight of an adapter";
+            return Err(unsupported(key, factor.to_string(), expected));
+        }
+        if factor != 1.0 && !file.whole.is_empty() {
+            let key = "the weight of an adapter with modules_to_save";
+            return Err(unsupported(key, factor.to_string(), "1"));
+        }
+        let (rank, scale) = (file.config.rank, file.config.scale() * factor);
+        for (path, linear) in model.linears() {
+            let Some([a, b]) = file.layers.get(&path) else {
+                continue;
+            };
+            let [inputs, outputs] = linear.sizes();
+            for (half, expected) in [(a, [rank, inputs]), (b, [outputs, rank])] {
+                expect_shape(half, expected)?;
+            }
+        }
+        let index = self.files.len();
+        let moved = |found: Found| Found {
+            file: index,
+            ..found
+        };
+        self.files.push(file.weights);
+        for (path, found) in file.whole {
+            if let Some(other) = self.replaced.insert(path, moved(found)) {
+                let expected = "each of its modules in one adapter";
+                return Err(unsupported("modules_to_save", other.name, expected));
+            }
+        }
+        let layers = file.layers.into_iter();
+        self.adapters.push(OpenAdapter {
+            layers: layers
+                .map(|(path, halves)| (path, halves.map(moved)))
+                .collect(),
+            scale,
+        });
+        let is_adapted = |path: &&String| {
+            let layer = path.trim_end_matches(".weight");
+            self.adapters
+                .iter()
+                .any(|adapter| adapter.layers.contains_key(layer))
+        };
+        match self.replaced.keys().find(is_adapted) {
+            Some(path) => {
+                let expected = "modules that no other adapter changes";
+                Err(unsupported("modules_to_save", path.clone(), expected))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The base's tensors, with those of the weights trained whole in place of theirs.
+    fn merged(&self) -> BTreeMap<String, Found> {
+        let mut merged = self.found.clone();
+        merged.extend(self.replaced.clone());
+        merged
+    }
+
+    /// The base's tensors that change, by their parameters. A tied head that is stored beside the
+    /// word embeddings changes as these do.
+    ///
+    /// # Errors
+    /// [`VlmError::TensorShape`] for a stored head of another shape.
+    fn changed_tensors(&self) -> Result<Vec<(String, Found)>> {
+        let is_changed = |(path, _): &(&String, &Found)| {
+            let layer = path.trim_end_matches(".weight");
+            let has_layer = |adapter: &OpenAdapter| adapter.layers.contains_key(layer);
+            self.replaced.contains_key(*path) || self.adapters.iter().any(has_layer)
+        };
+        let own = |(path, found): (&String, &Found)| (path.clone(), found.clone());
+        let mut changed: Vec<_> = self.found.iter().filter(is_changed).map(own).collect();
+        let Some(table) = self.replaced.get(TABLE).filter(|_| self.config.tied) else {
+            return Ok(changed);
+        };
+        let expected = [table.stored.shape[0], table.stored.shape[1]];
+        for (file, weights) in self.files.iter().enumerate() {
+            if let Some(stored) = weights.tensors.get(HEAD) {
+                let (name, stored) = (HEAD.to_owned(), stored.clone());
+                let head = Found { name, file, stored };
+                expect_shape(&head, expected)?;
+                changed.push((TABLE.to_owned(), head));
+            }
+        }
+        Ok(changed)
     }
 
     /// Writes the merged checkpoint into a new folder and calls `each` after every merged weight.
@@ -172,16 +267,16 @@ impl Merge {
             return Err(VlmError::file("create", out)(reason));
         }
         let partial = Partial::create(out)?;
-        for (index, file) in self.files.iter().enumerate() {
+        let shards = self.files.len() - self.adapters.len();
+        for (index, file) in self.files[..shards].iter().enumerate() {
             self.write_shard(index, file, &partial.path, each)?;
         }
         self.copy_others(&partial.path)?;
         let check = self.check(&partial.path)?;
         let config = self.base.join(CONFIG);
-        let bytes = fs::read(&config).map_err(VlmError::file("read", &config))?;
+        let config = file::text(&config)?;
         partial.commit(out)?;
-        let config = out.join(CONFIG);
-        write_whole(&config, &bytes).map_err(VlmError::file("write", &config))?;
+        plain_files::write_whole(&out.join(CONFIG), config.as_bytes())?;
         let mark = out.join(MARK);
         fs::remove_file(&mark).map_err(VlmError::file("remove", &mark))?;
         Ok(check)
@@ -201,23 +296,18 @@ impl Merge {
         if let Some(parent) = path.parent() {
             fs::create_dir_all(parent).map_err(VlmError::file("create", parent))?;
         }
-        let adapted = self.found.iter().filter(|(path, found)| {
-            let layer = path.strip_suffix(".weight");
-            let has_layer = |layer| {
-                self.adapters
-                    .iter()
-                    .any(|a| a.file.layers.contains_key(layer))
-            };
-            found.file == index && layer.is_some_and(has_layer)
-        });
-        let mut adapted: Vec<(&String, &Found)> = adapted.collect();
-        adapted.sort_by_key(|(_, found)| found.stored.bytes().start);
+        let changed = self.changed.iter().filter(|(_, found)| found.file == index);
+        let mut changed: Vec<&(String, Found)> = changed.collect();
+        changed.sort_by_key(|(_, found)| found.stored.bytes().start);
         let mut sink = Sink::begin(&path)?;
         let mut done = 0;
-        for (path, found) in adapted {
+        for (path, found) in changed {
             let bytes = found.stored.bytes();
             copy(source, done..bytes.start, &mut sink)?;
-            each(&self.write_sum(path, found, source, &mut sink)?);
+            each(&match self.replaced.get(path) {
+                Some(new) => self.write_whole(new, found, source, &mut sink)?,
+                None => self.write_sum(path, found, source, &mut sink)?,
+            });
             done = bytes.end;
         }
         let tensors = source.tensors();
@@ -241,7 +331,7 @@ impl Merge {
         let wide = adapter_dtype(dtype);
         let layer = path.trim_end_matches(".weight");
         let products = self.adapters.iter().filter_map(|adapter| {
-            let halves = adapter.halves(layer, &self.device, wide)?;
+            let halves = adapter.halves(layer, &self.files, (&self.device, wide))?;
             Some(halves.map(|[a, b]| (a, b, adapter.scale)))
         });
         let products: Vec<(Tensor<2>, Tensor<2>, f64)> = products.collect::<Result<_>>()?;
@@ -266,17 +356,29 @@ impl Merge {
             };
             sink.write(rounded.bytes())?;
         }
-        if !sums.is_finite {
-            let name = name.clone();
-            return Err(VlmError::NotFinite { name, dtype });
+        sums.of(name, rows * columns, dtype)
+    }
+
+    /// Writes a weight trained whole, in the type of the base's.
+    fn write_whole(
+        &self,
+        new: &Found,
+        found: &Found,
+        source: &TensorFile,
+        sink: &mut Sink,
+    ) -> Result<MergedTensor> {
+        let (dtype, from) = (float(found)?, float(new)?);
+        let (elements, step) = (found.stored.elements(), PIECE_BYTES / size_of::<f32>());
+        let mut sums = Sums::default();
+        for first in (0..elements).step_by(step) {
+            let part = first..(first + step).min(elements);
+            let old = source.read(&found.stored, dtype, part.clone())?;
+            let exact = self.files[new.file].source.read(&new.stored, from, part)?;
+            let rounded = exact.clone().convert_dtype(dtype);
+            sums.replace(&old, &exact, &rounded);
+            sink.write(rounded.bytes())?;
         }
-        Ok(MergedTensor {
-            name: name.clone(),
-            dtype,
-            change: (sums.change / (rows * columns).max(1) as f64).sqrt(),
-            rounding: sums.largest,
-            lost: (sums.rounding / sums.change.max(f64::MIN_POSITIVE)).sqrt(),
-        })
+        sums.of(&found.name, elements, dtype)
     }
 
     /// Copies the other files of the folder, without weights and the configuration.
@@ -298,7 +400,7 @@ impl Merge {
                 continue;
             }
             let copied = fs::copy(&path, folder.join(name)).and_then(|_| {
-                let copy = File::open(folder.join(name))?;
+                let copy = plain_files::open(&folder.join(name)).map_err(|error| error.cause)?;
                 copy.sync_all()
             });
             copied.map_err(VlmError::file("copy", &path))?;
@@ -309,8 +411,10 @@ impl Merge {
     /// Compares logits of the written files with those of the base and its adapters.
     fn check(&self, folder: &Path) -> Result<MergeCheck> {
         let device = &self.device;
-        let base = Streamed::new(&self.config, &self.files, &self.found, device)?;
-        let (plain, adapted) = (base.logits(&[])?, base.logits(&self.adapters)?);
+        let plain = Streamed::new(&self.config, &self.files, &self.found, device)?.logits(&[])?;
+        let found = self.merged();
+        let adapted = Streamed::new(&self.config, &self.files, &found, device)?;
+        let adapted = adapted.logits(&self.adapters)?;
         if !adapted.iter().all(|logit| logit.is_finite()) {
             let (name, dtype) = ("logits".to_owned(), DType::F32);
             return Err(VlmError::NotFinite { name, dtype });
@@ -356,14 +460,16 @@ impl OpenAdapter {
     pub(crate) fn halves(
         &self,
         layer: &str,
-        device: &Device,
-        dtype: DType,
+        files: &[Weights],
+        (device, dtype): (&Device, DType),
     ) -> Option<Result<[Tensor<2>; 2]>> {
-        let [a, b] = self.file.layers.get(layer)?;
+        let [a, b] = self.layers.get(layer)?;
         let read = |half: &Found| {
             let stored = &half.stored;
             let elements = 0..stored.elements();
-            let data = self.file.source.read(stored, float(half)?, elements)?;
+            let data = files[half.file]
+                .source
+                .read(stored, float(half)?, elements)?;
             let flat = Tensor::<1>::from_data(data.convert_dtype(dtype), (device, dtype));
             Ok(flat.reshape([stored.shape[0], stored.shape[1]]))
         };
@@ -463,6 +569,36 @@ impl Sums {
         }
         rounded
     }
+
+    /// Adds the change of part of a weight to new elements, which are then rounded.
+    fn replace(&mut self, old: &TensorData, exact: &TensorData, rounded: &TensorData) {
+        let elements = old.iter::<f64>().zip(exact.iter::<f64>());
+        for ((old, exact), stored) in elements.zip(rounded.iter::<f64>()) {
+            let apart = (stored - exact).abs();
+            self.is_finite &= apart.is_finite();
+            self.largest = self.largest.max(apart);
+            self.rounding += apart * apart;
+            self.change += (exact - old) * (exact - old);
+        }
+    }
+
+    /// The report on a weight of so many elements.
+    ///
+    /// # Errors
+    /// [`VlmError::NotFinite`]
+    fn of(self, name: &str, elements: usize, dtype: DType) -> Result<MergedTensor> {
+        let name = name.to_owned();
+        if !self.is_finite {
+            return Err(VlmError::NotFinite { name, dtype });
+        }
+        Ok(MergedTensor {
+            name,
+            dtype,
+            change: (self.change / elements.max(1) as f64).sqrt(),
+            rounding: self.largest,
+            lost: (self.rounding / self.change.max(f64::MIN_POSITIVE)).sqrt(),
+        })
+    }
 }
 
 /// An incomplete folder, removed on drop unless committed.
@@ -492,14 +628,8 @@ impl Partial {
 
     /// Gives the folder its name.
     fn commit(self, out: &Path) -> Result<()> {
-        let commit = || -> std::io::Result<()> {
-            // Not every system can open a folder; if it can, syncing it writes its names to disk.
-            if let Ok(folder) = File::open(&self.path) {
-                folder.sync_all()?;
-            }
-            fs::rename(&self.path, out)
-        };
-        commit().map_err(VlmError::file("rename", out))
+        plain_files::sync_folder(&self.path)?;
+        fs::rename(&self.path, out).map_err(VlmError::file("rename", out))
     }
 }
 

@@ -15,6 +15,10 @@ use crate::random::Draws;
 use crate::trace::Trace;
 use crate::vision::VisionTower;
 
+/// The word embeddings and the output head, by name in the module.
+pub(crate) const TABLE: &str = "language_model.embed_tokens.weight";
+pub(crate) const HEAD: &str = "lm_head.weight";
+
 /// A vision-language model of one of the families that a configuration names.
 ///
 /// [`VlmConfig::load`] creates it with a checkpoint's weights, [`VlmConfig::init`] with random
@@ -87,6 +91,14 @@ impl Vlm {
     /// The placeholder tokens of a merged patch of a picture and of a video.
     pub fn placeholders(&self) -> [i64; 2] {
         [self.image_token, self.video_token]
+    }
+
+    /// True for each placeholder of a video in a prompt.
+    ///
+    /// # Errors
+    /// [`VlmError::PositionIds`] if the prompt contradicts itself.
+    pub fn video_tokens(&self, prompt: &rope_core::position_ids::Prompt) -> Result<Vec<bool>> {
+        Ok(self.position_rules.video_tokens(prompt)?)
     }
 
     /// The type of weights and activations.

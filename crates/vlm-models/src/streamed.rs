@@ -14,7 +14,7 @@ use crate::config::VlmConfig;
 use crate::error::Result;
 use crate::load::{Found, Kind, Part, Weights};
 use crate::merge::OpenAdapter;
-use crate::model::Vlm;
+use crate::model::{HEAD, TABLE, Vlm};
 use crate::random::Stream;
 use crate::trace::Trace;
 use crate::transfer::Transfer;
@@ -24,9 +24,6 @@ const KEPT: usize = 64;
 /// Tokens of text before and after the picture.
 const TEXT: [usize; 2] = [5, 7];
 const SEED: u64 = 45;
-
-const TABLE: &str = "language_model.embed_tokens.weight";
-const HEAD: &str = "lm_head.weight";
 
 /// The largest difference, relative to the largest logit, between logits of a sum that is rounded
 /// to a type and those of its terms: a few dozen roundings of weights in a row, and in f32 those of
@@ -191,7 +188,7 @@ impl<'a> Streamed<'a> {
             }
             let (mut all_a, mut all_b) = (Vec::new(), Vec::new());
             for adapter in adapters {
-                if let Some(halves) = adapter.halves(&path, self.device, self.dtype) {
+                if let Some(halves) = adapter.halves(&path, self.files, (self.device, self.dtype)) {
                     let [a, b] = halves?;
                     all_a.push(a.transpose());
                     all_b.push(b.transpose() * adapter.scale());

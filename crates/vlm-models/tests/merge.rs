@@ -165,6 +165,111 @@ fn merged_weights_are_those_of_peft_to_the_bit() {
     }
 }
 
+/// The adapters of finetune_parts.py, with word embeddings, head and merger.
+#[test]
+fn weights_trained_whole_replace_those_of_the_base_as_in_peft() {
+    // Without the prefixes that differ between checkpoints and classes.
+    fn short(name: &str) -> &str {
+        let name = name.trim_start_matches("model.");
+        name.trim_start_matches("language_model.")
+    }
+    for family in FAMILIES {
+        let folder = fresh(&format!("merge-whole-{family}"));
+        let parts = adapter(family).join("parts");
+        let text = fs::read_to_string(parts.join("merged.json")).unwrap();
+        let expected: BTreeMap<String, BTreeMap<String, String>> =
+            serde_json::from_str(&text).unwrap();
+        for (case, dtype) in [("f32", DType::F32), ("bf16", DType::BF16)] {
+            let (base, out) = (folder.join(format!("{case}-base")), folder.join(case));
+            fs::create_dir_all(&base).unwrap();
+            copied(&model(family), &base, &["config.json"]);
+            let [from, to] = [model(family), base.clone()].map(|folder| folder.join(WEIGHTS));
+            rewrite(&from, &to, dtype, |_| true);
+            let (check, merged) = merge(&base, &[(parts.clone(), 1.0)], &out).unwrap();
+            assert!(check.effect > 1e-3 * check.largest, "{family}: {check:?}");
+            let [before, after] = [&base, &out].map(|folder| tensors(&folder.join(WEIGHTS)));
+            let expected: BTreeMap<&str, &String> = expected[case]
+                .iter()
+                .map(|(name, digest)| (short(name), digest))
+                .collect();
+            let mut changed = 0;
+            for (name, bytes) in &after {
+                if let Some(expected) = expected.get(short(name)) {
+                    assert_eq!(&&digest(bytes), expected, "{family} {case}: {name}");
+                    changed += 1;
+                } else {
+                    assert_eq!(bytes, &before[name], "{family} {case}: {name}");
+                }
+            }
+            // The state of a model has a tied head, too.
+            let tied = usize::from(!after.contains_key("lm_head.weight"));
+            assert_eq!(changed, expected.len() - tied, "{family} {case}");
+            assert_eq!(merged.len(), changed, "{family} {case}");
+            let exact = merged
+                .iter()
+                .filter(|tensor| tensor.rounding == 0.0)
+                .count();
+            assert_eq!(exact > 2, dtype == DType::F32, "{family} {case}: {exact}");
+        }
+    }
+}
+
+/// Older checkpoints store the weight of a tied head twice.
+#[test]
+fn a_stored_tied_head_is_replaced_with_the_embeddings() {
+    let family = "qwen2_5_vl_tiny";
+    let folder = fresh("merge-tied");
+    let (base, out) = (folder.join("base"), folder.join("out"));
+    fs::create_dir_all(&base).unwrap();
+    copied(&model(family), &base, &["config.json"]);
+    let source = TensorFile::open(&model(family).join(WEIGHTS)).unwrap();
+    let mut all: Vec<_> = source.tensors().into_iter().collect();
+    let table = all
+        .iter()
+        .find(|(name, _)| name.ends_with("embed_tokens.weight"));
+    let (table, head) = (table.unwrap().0.clone(), "lm_head.weight".to_owned());
+    all.push((head.clone(), source.tensors()[&table].clone()));
+    let entries = all.iter().map(|(name, stored)| Entry {
+        name: name.clone(),
+        shape: stored.shape.clone(),
+        dtype: DType::F32,
+    });
+    let entries: Vec<Entry> = entries.collect();
+    let mut sink = Sink::create(&base.join(WEIGHTS), &entries).unwrap();
+    for (_, stored) in &all {
+        let data = source.read(stored, DType::F32, 0..stored.elements());
+        sink.write(data.unwrap().bytes()).unwrap();
+    }
+    sink.commit().unwrap();
+    merge(&base, &[(adapter(family).join("parts"), 1.0)], &out).unwrap();
+    let [before, after] = [base, out].map(|folder| tensors(&folder.join(WEIGHTS)));
+    assert_ne!(after[&table], before[&table]);
+    assert!(after[&head] == after[&table]);
+}
+
+#[test]
+fn weights_trained_whole_are_neither_scaled_nor_changed_twice() {
+    let family = FAMILIES[0];
+    let folder = fresh("merge-whole-refused");
+    let (parts, plain) = (adapter(family).join("parts"), adapter(family));
+    for (adapters, says) in [
+        (vec![(parts.clone(), 0.5)], "modules_to_save = 0.5"),
+        (
+            vec![(parts.clone(), 1.0), (parts.clone(), 1.0)],
+            "each of its modules in one adapter",
+        ),
+    ] {
+        let error = merge(&model(family), &adapters, &folder.join("out")).unwrap_err();
+        assert!(
+            error.to_string().contains(says),
+            "{says:?} is not in: {error}"
+        );
+    }
+    // Another adapter beside it is added.
+    let adapters = [(parts, 1.0), (plain, 0.5)];
+    merge(&model(family), &adapters, &folder.join("both")).unwrap();
+}
+
 /// A checkpoint in two shards, the second in a folder, with files that a merge copies or leaves.
 fn sharded(family: &str, folder: &Path) {
     fs::create_dir_all(folder.join("parts")).unwrap();

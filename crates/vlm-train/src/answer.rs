@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use burn::module::Module;
 use serde::Serialize;
-use vlm_data::text::IGNORED;
+use vlm_data::text::{Conversation, IGNORED, Part};
 use vlm_data::{Cut, MicroBatch, SampleEncoder, TrainingSample};
+use vlm_models::GenerationConfig;
 
 use crate::batch::inputs;
 use crate::error::{Result, VlmTrainError};
@@ -18,6 +19,8 @@ const MOST: usize = 64;
 #[derive(Clone, Debug)]
 pub struct Questions {
     encoder: Arc<SampleEncoder>,
+    /// The tokens that end an answer.
+    stop: Vec<i64>,
     list: Vec<Question>,
 }
 
@@ -46,17 +49,41 @@ impl Answer {
     }
 }
 
+/// The tokens that end an answer: those of the folder's `generation_config.json`, and those with
+/// which its chat template and its tokenizer end a turn.
+pub fn stop_tokens(config: &GenerationConfig, encoder: &SampleEncoder) -> Vec<i64> {
+    let mut stop = config.stop.clone();
+    for token in encoder.text().ends() {
+        if !stop.contains(&token) {
+            stop.push(token);
+        }
+    }
+    stop
+}
+
+/// The tokens of an answer before its end.
+pub fn before_stop<'a>(tokens: &'a [i64], stop: &[i64]) -> &'a [i64] {
+    let end = tokens.iter().position(|token| stop.contains(token));
+    &tokens[..end.unwrap_or(tokens.len())]
+}
+
 impl Questions {
-    /// Creates the questions of samples encoded by `encoder`.
+    /// Creates the questions of conversations, whose answers end with the tokens in `stop`.
     ///
     /// # Errors
-    /// [`VlmTrainError::Data`] if a sample cannot be truncated or a text cannot be decoded.
-    pub fn new(encoder: Arc<SampleEncoder>, samples: Vec<TrainingSample>) -> Result<Self> {
+    /// [`VlmTrainError::Data`] if a conversation cannot be encoded or a text not be decoded.
+    pub fn new(
+        encoder: Arc<SampleEncoder>,
+        conversations: &[Conversation],
+        stop: Vec<i64>,
+    ) -> Result<Self> {
         let mut questions = Self {
             encoder,
+            stop,
             list: Vec::new(),
         };
-        for sample in samples {
+        for conversation in conversations {
+            let sample = questions.encoder.encode(conversation).map_err(data_error)?;
             let (line, labels) = (sample.line, sample.text.labels.clone());
             let is_trained = |label: &&i64| **label != IGNORED;
             let Some(start) = labels.iter().position(|label| *label != IGNORED) else {
@@ -68,37 +95,60 @@ impl Questions {
                 .copied()
                 .collect();
             let cut = Cut::Padded { tokens: start };
-            let prompt = MicroBatch::new(vec![questions.until(sample, start)], cut);
+            let prompt = questions.until(conversation, sample, start);
             questions.list.push(Question {
                 line,
-                prompt: prompt.map_err(data_error)?,
+                prompt: MicroBatch::new(vec![prompt], cut).map_err(data_error)?,
                 expected: questions.text(&expected)?,
             });
         }
         Ok(questions)
     }
 
-    /// A sample's first tokens, with the pictures in them.
-    fn until(&self, mut sample: TrainingSample, tokens: usize) -> TrainingSample {
+    /// A sample's first tokens, with the pictures and videos in them: in the order of the
+    /// conversation, each has as many pads as its grid has merged patches.
+    fn until(
+        &self,
+        conversation: &Conversation,
+        mut sample: TrainingSample,
+        tokens: usize,
+    ) -> TrainingSample {
         sample.text.input_ids.truncate(tokens);
         sample.text.labels = vec![IGNORED; tokens];
-        let merge = self.encoder.text().merge() as usize;
-        let [image, video] = self.encoder.text().pads();
+        let square = (self.encoder.text().merge() as usize).pow(2);
+        let pads = self.encoder.text().pads();
         let ids = &sample.text.input_ids;
-        let kept = |pad: i64, grids: &[[usize; 3]]| {
-            let mut left = ids.iter().filter(|id| **id == pad).count() * merge * merge;
-            let fits = |grid: &&[usize; 3]| {
-                let patches = grid.iter().product::<usize>();
-                let fits = patches <= left;
-                left = left.saturating_sub(patches);
-                fits
+        let mut left = ids.iter().filter(|id| pads.contains(id)).count();
+        let (mut images, mut videos) = (0, 0);
+        let parts = conversation
+            .messages
+            .iter()
+            .flat_map(|message| &message.parts);
+        for part in parts {
+            let (kept, of, grids, count) = match part {
+                Part::Text(_) => continue,
+                Part::Image(index) => {
+                    (&sample.text.images, index, &sample.image_grids, &mut images)
+                }
+                Part::Video(index) => {
+                    (&sample.text.videos, index, &sample.video_grids, &mut videos)
+                }
             };
-            grids.iter().take_while(fits).count()
-        };
-        let (images, videos) = (
-            kept(image, &sample.image_grids),
-            kept(video, &sample.video_grids),
-        );
+            // Those of dropped turns are gone.
+            let Some(grid) = kept
+                .iter()
+                .position(|kept| kept == of)
+                .and_then(|at| grids.get(at))
+            else {
+                continue;
+            };
+            let own = grid.iter().product::<usize>() / square;
+            if own > left {
+                break;
+            }
+            left -= own;
+            *count += 1;
+        }
         shorten(&mut sample.image_grids, &mut sample.image_patches, images);
         shorten(&mut sample.video_grids, &mut sample.video_patches, videos);
         sample.seconds_per_grid.truncate(videos);
@@ -107,23 +157,10 @@ impl Questions {
 
     /// The text of an answer, without its end mark.
     fn text(&self, ids: &[i64]) -> Result<String> {
-        let stop = self.stop();
-        let ids: Vec<u32> = ids
-            .iter()
-            .take_while(|id| Some(**id) != stop)
-            .filter_map(|id| u32::try_from(*id).ok())
-            .collect();
+        let ids = before_stop(ids, &self.stop).iter();
+        let ids: Vec<u32> = ids.filter_map(|id| u32::try_from(*id).ok()).collect();
         let text = self.encoder.text().tokenizer().decode(&ids);
         text.map_err(|error| data_error(error.into()))
-    }
-
-    /// The token that ends a turn.
-    fn stop(&self) -> Option<i64> {
-        let tokenizer = self.encoder.text().tokenizer();
-        let named = tokenizer.named_tokens().iter();
-        let mut ends = named.filter(|(name, _)| name == "eos_token");
-        let end = ends.find_map(|(_, token)| tokenizer.token_id(token));
-        end.map(i64::from)
     }
 }
 
@@ -134,10 +171,9 @@ impl Trainer {
     /// Those of [`Vlm::generate`](vlm_models::Vlm::generate); [`VlmTrainError::Data`].
     pub fn answers(&self, questions: &Questions) -> Result<Vec<Answer>> {
         let model = self.model.valid();
-        let stop: Vec<i64> = questions.stop().into_iter().collect();
         let answer = |question: &Question| {
             let batch = model.batch(&inputs(&question.prompt, &model.device()))?;
-            let rows = model.generate(&batch, MOST, &stop)?;
+            let rows = model.generate(&batch, MOST, &questions.stop)?;
             Ok(Answer {
                 line: question.line,
                 expected: question.expected.clone(),

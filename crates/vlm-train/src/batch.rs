@@ -57,8 +57,17 @@ pub(crate) fn tokens(micro: &MicroBatch) -> usize {
 
 /// The lines of micro-batches' samples in the data file.
 pub(crate) fn lines(batch: &[MicroBatch]) -> String {
-    let lines = batch.iter().flat_map(|micro| &micro.lines);
-    let lines: Vec<String> = lines.map(u64::to_string).collect();
+    let lines: Vec<u64> = batch
+        .iter()
+        .flat_map(|micro| &micro.lines)
+        .copied()
+        .collect();
+    listed(&lines)
+}
+
+/// Lines, separated by commas.
+pub(crate) fn listed(lines: &[u64]) -> String {
+    let lines: Vec<String> = lines.iter().map(u64::to_string).collect();
     lines.join(", ")
 }
 

@@ -4,10 +4,11 @@
 //! with their masters and moments, and `run.json`, everything else. Both are written and synced to
 //! disk in a folder of another name, which is then renamed; removing an earlier checkpoint starts
 //! with its `run.json`. A folder of that name with a `run.json` is therefore complete, whenever the
-//! run was killed, and from the first save on there always is one.
+//! run was killed, and from the first save on there always is one. Adapters are beside them in
+//! PEFT's files, so that a checkpoint is also an adapter.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::{self, File};
+use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -17,12 +18,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use vlm_data::{DataPosition, Fingerprint};
 use vlm_models::Parameter;
-use vlm_models::file::{Entry, Sink, TensorFile, write_whole};
+use vlm_models::file::{Entry, Sink, TensorFile};
 
 use crate::error::{Result, VlmTrainError};
 use crate::loss_scale::LossScale;
 use crate::optimizer::State;
-use crate::recipe::Recipe;
+use crate::recipe::{Recipe, TrainedParts};
 use crate::trainer::Trainer;
 
 const PREFIX: &str = "checkpoint-";
@@ -85,12 +86,18 @@ impl Kind {
     }
 }
 
-/// The identity of a run, by name: the model, the data. A run with a different identity cannot
-/// continue it.
-pub(crate) type Identity = BTreeMap<String, String>;
+/// The identity of a run: the options and fingerprints that determine its numbers besides the
+/// recipe, by name. A run with a different identity cannot continue it.
+pub type Identity = BTreeMap<String, Value>;
+
+/// The format of `run.json`. Version 0 had no digest, and texts in its identity.
+const VERSION: u32 = 1;
 
 #[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Run {
+    #[serde(default)]
+    version: u32,
     recipe: Recipe,
     identity: Identity,
     steps: usize,
@@ -98,26 +105,157 @@ struct Run {
     position: Option<DataPosition>,
     /// The loss scale, in f16.
     loss_scale: Option<LossScale>,
+    /// The validations so far.
+    #[serde(default)]
+    validations: Validations,
     /// The number of updates of each parameter.
     updates: BTreeMap<String, u64>,
     /// The FNV-1a hash of the tensors' bytes, in order.
     checksum: u64,
+    /// The FNV-1a hash of the other fields.
+    #[serde(default)]
+    digest: u64,
+}
+
+impl Run {
+    /// The hash of all fields but itself.
+    fn hashed(mut self) -> std::result::Result<Self, serde_json::Error> {
+        self.digest = 0;
+        let mut hash = Fingerprint::default();
+        hash.add(&serde_json::to_vec(&self)?);
+        self.digest = hash.value();
+        Ok(self)
+    }
+
+    /// Reads the run of a checkpoint, and checks what must agree.
+    ///
+    /// # Errors
+    /// [`VlmTrainError::File`], [`VlmTrainError::Damaged`]
+    fn read(folder: &Path, steps: usize) -> Result<Self> {
+        let path = folder.join(RUN);
+        let text = plain_files::read_text(&path, plain_files::MAX_TEXT_BYTES)?;
+        let damaged = |reason: String| VlmTrainError::Damaged {
+            path: path.clone(),
+            reason,
+        };
+        let mut run: Self = serde_json::from_str(&text).map_err(|e| damaged(e.to_string()))?;
+        if run.version > VERSION {
+            let found = run.version;
+            return Err(damaged(format!("version {found} is of a later release")));
+        }
+        if run.version == 0 {
+            run.identity = identity_of_0(run.identity);
+        } else {
+            let digest = run.digest;
+            run = run.hashed().map_err(|error| damaged(error.to_string()))?;
+            if run.digest != digest {
+                return Err(damaged("this is not the text that was saved".to_owned()));
+            }
+        }
+        let most = run.updates.values().copied().max().unwrap_or(0);
+        let of_recipe = run.recipe.steps;
+        let reason = if run.steps != steps {
+            format!(
+                "it is of step {}, and its folder of step {steps}",
+                run.steps
+            )
+        } else if steps > of_recipe {
+            format!("it is of step {steps} of {of_recipe}")
+        } else if most > steps as u64 {
+            format!("a parameter has {most} updates in {steps} steps")
+        } else {
+            return Ok(run);
+        };
+        Err(damaged(reason))
+    }
+
+    /// Expects a recipe and an identity that continue this run.
+    ///
+    /// # Errors
+    /// [`VlmTrainError::OtherRun`], [`VlmTrainError::OtherRates`]
+    fn expect_continued(&self, recipe: &Recipe, identity: &Identity) -> Result<()> {
+        // Options come first: the recipe follows from them.
+        let mut found = self.identity.clone();
+        if self.version == 0 {
+            found.retain(|name, _| identity.contains_key(name));
+            for (name, value) in identity {
+                found.entry(name.clone()).or_insert_with(|| value.clone());
+            }
+        }
+        same("run", &value(identity), &value(&found))?;
+        if !recipe.had_rates_of(&self.recipe, self.steps) && recipe.steps != self.recipe.steps {
+            return Err(VlmTrainError::OtherRates {
+                expected: recipe.steps,
+                found: self.recipe.steps,
+                done: self.steps,
+            });
+        }
+        let mut found = self.recipe.clone();
+        // Activations computed anew have the same bits.
+        found.recompute = recipe.recompute;
+        if recipe.had_rates_of(&found, self.steps) {
+            // More steps, whose rates so far were the same.
+            (found.steps, found.warmup_steps) = (recipe.steps, recipe.warmup_steps);
+            found.decay_steps = recipe.decay_steps;
+        }
+        same("recipe", &value(recipe), &value(&found))
+    }
+}
+
+/// The identity of a run in the names and types of version 1.
+fn identity_of_0(identity: Identity) -> Identity {
+    let mut found = Identity::new();
+    for (name, value) in identity {
+        let text = value.as_str().unwrap_or_default();
+        let number = |prefix: &str| -> Option<Value> {
+            let digits = text.strip_prefix(prefix)?.strip_suffix(')')?;
+            Some(digits.parse::<u64>().ok()?.into())
+        };
+        let (name, value) = match &name[..] {
+            "precision" => (name, text.to_lowercase().into()),
+            "batch" => match number("Tokens(") {
+                Some(tokens) => ("batch-tokens".to_owned(), tokens),
+                None => (name, number("Samples(").unwrap_or_default()),
+            },
+            "pixels" => ("max-pixels".to_owned(), number("Some(").unwrap_or_default()),
+            "weights" | "data" => (name, value),
+            // The path of the model, and the cut: they change no number.
+            _ => continue,
+        };
+        found.insert(name, value);
+    }
+    found
+}
+
+/// The validations of a run so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Validations {
+    /// The step with the least loss, and the loss.
+    pub(crate) best: Option<(usize, f64)>,
+    /// Validations since then.
+    pub(crate) since: usize,
 }
 
 impl Trainer {
-    /// Saves a checkpoint in a folder, and then removes the earlier ones. With several ranks, the
-    /// first one writes and the others send their shards of the optimizer's state, so all must call
-    /// this.
+    /// Saves a checkpoint in a folder, and then removes the earlier ones but the last `keep - 1`.
+    /// With several ranks, the first one writes and the others send their shards of the optimizer's
+    /// state, so all must call this.
     ///
     /// # Errors
     /// [`VlmTrainError::File`], [`VlmTrainError::Model`], [`VlmTrainError::Device`]; the earlier
     /// checkpoint then still exists.
-    pub(crate) fn save(&self, folder: &Path, identity: &Identity) -> Result<()> {
+    pub(crate) fn save(
+        &self,
+        folder: &Path,
+        identity: &Identity,
+        base: &Path,
+        keep: usize,
+    ) -> Result<()> {
         if !self.is_first() {
             return self.lend();
         }
         let whole = folder.join(format!("{PREFIX}{:08}", self.steps));
-        let earlier = complete(folder)?;
+        let mut earlier = complete(folder)?;
         if earlier.iter().any(|(_, path)| *path == whole) {
             return self.lend();
         }
@@ -126,26 +264,34 @@ impl Trainer {
         remove(&whole)?;
         fs::create_dir_all(&partial).map_err(VlmTrainError::file("create", &partial))?;
         let checksum = self.write_state(&partial.join(STATE))?;
+        if matches!(self.recipe.trained, TrainedParts::Lora(_)) {
+            self.save_result(&partial, base)?;
+        }
         let updates = self.parameters.iter().map(|parameter| {
             let state = self.optimizer.states.get(&parameter.id);
             let steps = state.map_or(0, |state| state.steps);
             (parameter.name.clone(), steps)
         });
         let run = Run {
+            version: VERSION,
             recipe: self.recipe.clone(),
             identity: identity.clone(),
             steps: self.steps,
             position: self.position,
             loss_scale: self.loss_scale,
+            validations: self.validations,
             updates: updates.collect(),
             checksum,
+            digest: 0,
         };
         let path = partial.join(RUN);
-        let json = serde_json::to_vec(&run).map_err(VlmTrainError::file("write", &path))?;
-        write_whole(&path, &json).map_err(VlmTrainError::file("write", &path))?;
+        let json = run.hashed().and_then(|run| serde_json::to_vec(&run));
+        let json = json.map_err(VlmTrainError::file("write", &path))?;
+        plain_files::write_whole(&path, &json)?;
         sync(&partial)?;
         fs::rename(&partial, &whole).map_err(VlmTrainError::file("rename", &partial))?;
         sync(folder)?;
+        earlier.truncate((earlier.len() + 1).saturating_sub(keep.max(1)));
         for (_, path) in earlier {
             let marker = path.join(RUN);
             fs::remove_file(&marker).map_err(VlmTrainError::file("remove", &marker))?;
@@ -167,33 +313,30 @@ impl Trainer {
     }
 
     /// Continues the run in a folder from its last checkpoint, on any number of ranks. The trainer
-    /// must hold the model with which the run started; `identity` states the run's other parts.
+    /// must hold the model with which the run started; `identity` states the run's other parts. The
+    /// recipe may have more steps, if the rates of all completed steps are the same.
     ///
     /// # Errors
-    /// [`VlmTrainError::NoCheckpoint`], [`VlmTrainError::OtherRun`], [`VlmTrainError::Damaged`],
-    /// [`VlmTrainError::File`].
-    pub fn resume(
-        mut self,
-        folder: impl AsRef<Path>,
-        identity: &BTreeMap<String, String>,
-    ) -> Result<Self> {
+    /// [`VlmTrainError::NoCheckpoint`], [`VlmTrainError::OtherRun`],
+    /// [`VlmTrainError::OtherRates`], [`VlmTrainError::Damaged`], [`VlmTrainError::File`].
+    pub fn resume(mut self, folder: impl AsRef<Path>, identity: &Identity) -> Result<Self> {
         let folder = folder.as_ref();
-        let Some((_, path)) = complete(folder)?.pop() else {
+        let Some((steps, path)) = complete(folder)?.pop() else {
             let folder = folder.to_owned();
             return Err(VlmTrainError::NoCheckpoint { folder });
         };
-        let file = path.join(RUN);
-        let text = fs::read_to_string(&file).map_err(VlmTrainError::file("read", &file))?;
-        let damaged = |path: &Path, reason: String| VlmTrainError::Damaged {
-            path: path.to_owned(),
-            reason,
-        };
-        let run: Run = serde_json::from_str(&text).map_err(|e| damaged(&file, e.to_string()))?;
-        same("recipe", &value(&self.recipe), &value(&run.recipe))?;
-        same("run", &value(identity), &value(&run.identity))?;
+        let run = Run::read(&path, steps)?;
+        run.expect_continued(&self.recipe, identity)?;
+        let mut names: Vec<&String> = self.parameters.iter().map(|p| &p.name).collect();
+        names.sort();
+        if !run.updates.keys().eq(names) {
+            let (path, reason) = (path.join(RUN), "it names other parameters".to_owned());
+            return Err(VlmTrainError::Damaged { path, reason });
+        }
         self.steps = run.steps;
         self.position = run.position;
         self.loss_scale = run.loss_scale;
+        self.validations = run.validations;
         self.read_state(&path.join(STATE), &run)?;
         Ok(self)
     }
@@ -404,7 +547,7 @@ fn complete(folder: &Path) -> Result<Vec<(usize, PathBuf)>> {
     Ok(found)
 }
 
-fn remove(folder: &Path) -> Result<()> {
+pub(crate) fn remove(folder: &Path) -> Result<()> {
     match fs::remove_dir_all(folder) {
         Err(error) if error.kind() != ErrorKind::NotFound => {
             Err(VlmTrainError::file("remove", folder)(error))
@@ -414,32 +557,29 @@ fn remove(folder: &Path) -> Result<()> {
 }
 
 /// Syncs a folder's entries to disk, if the system supports it.
-fn sync(folder: &Path) -> Result<()> {
-    if cfg!(unix) {
-        let sync = File::open(folder).and_then(|folder| folder.sync_all());
-        sync.map_err(VlmTrainError::file("write", folder))?;
-    }
-    Ok(())
+pub(crate) fn sync(folder: &Path) -> Result<()> {
+    Ok(plain_files::sync_folder(folder)?)
 }
 
 pub(crate) fn value(of: &impl Serialize) -> Value {
     serde_json::to_value(of).unwrap_or_default()
 }
 
-/// Compares two runs' options.
+/// Compares two runs' options; those in objects, which follow from others, last.
 ///
 /// # Errors
 /// [`VlmTrainError::OtherRun`] with the first option that differs.
 pub(crate) fn same(name: &str, expected: &Value, found: &Value) -> Result<()> {
     match (expected, found) {
         (Value::Object(expected), Value::Object(found)) => {
-            for key in expected.keys().chain(found.keys()) {
-                let of = |object: &serde_json::Map<String, Value>| {
-                    object.get(key).cloned().unwrap_or_default()
-                };
-                same(key, &of(expected), &of(found))?;
-            }
-            Ok(())
+            let of = |object: &serde_json::Map<String, Value>, key: &String| {
+                object.get(key).cloned().unwrap_or_default()
+            };
+            let keys = expected.keys().chain(found.keys());
+            let pairs = keys.map(|key| (key, of(expected, key), of(found, key)));
+            let (nested, flat): (Vec<_>, Vec<_>) = pairs.partition(|(_, own, _)| own.is_object());
+            let mut pairs = flat.iter().chain(&nested);
+            pairs.try_for_each(|(key, own, other)| same(key, own, other))
         }
         _ if expected == found => Ok(()),
         _ => Err(VlmTrainError::OtherRun {

@@ -146,6 +146,17 @@ pub enum VlmTrainError {
         /// The file.
         path: PathBuf,
     },
+    /// A folder that another run writes.
+    #[error(
+        "{} is written by another run ({holder}); wait for its end, or choose another folder",
+        folder.display()
+    )]
+    Locked {
+        /// The folder.
+        folder: PathBuf,
+        /// The process and its host.
+        holder: String,
+    },
     /// A folder without a checkpoint.
     #[error(
         "{} has no complete checkpoint to continue from; start a new run there (`mrope finetune` \
@@ -168,6 +179,20 @@ pub enum VlmTrainError {
         expected: String,
         /// Its value in the checkpoint.
         found: String,
+    },
+    /// A run continued with another number of steps, on which rates of completed steps depend.
+    #[error(
+        "the checkpoint's run had {found} steps and this one has {expected}, but the rates of the \
+         {done} steps it took depend on that number; restore it, or choose a schedule whose past \
+         does not depend on its end (constant or wsd, with a warm-up given in steps)"
+    )]
+    OtherRates {
+        /// Steps of this run.
+        expected: usize,
+        /// Steps of the checkpoint's.
+        found: usize,
+        /// Steps completed.
+        done: usize,
     },
     /// A checkpoint with damaged bytes.
     #[error("{} is damaged: {reason}; remove it to continue from the one before", path.display())]
@@ -199,6 +224,16 @@ pub enum VlmTrainError {
         /// The first difference above the limit.
         difference: f64,
     },
+}
+
+impl From<plain_files::FileError> for VlmTrainError {
+    fn from(error: plain_files::FileError) -> Self {
+        Self::File {
+            action: error.action,
+            path: error.path,
+            reason: error.cause.to_string(),
+        }
+    }
 }
 
 impl VlmTrainError {

@@ -18,13 +18,15 @@
 //! | `trainer` | a step, validation, and the proof that the cut has no effect |
 //! | `plan` | the memory of a step, from shapes alone |
 //! | `checkpoint` | saving, and bit-exact continuation |
+//! | `folder` | the folder of a run, and its lock |
 //! | `log` | `log.jsonl` |
-//! | `adapter` | saving an adapter, and proving that it has an effect |
+//! | `adapter` | saving a result, and proving that an adapter has an effect |
 //! | `answer` | greedy answers of the model in training |
 //! | `record` | a step as a file: samples of activations, gradients, weights and update |
 //! | [`compare`] | two such files: their first difference and its likely cause |
 //! | `ranks` | several devices and hosts: messages between ranks, and sums over them |
 //! | `run` | the loop |
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "test code"))]
 
 mod adapter;
 mod answer;
@@ -32,6 +34,7 @@ mod batch;
 mod checkpoint;
 pub mod compare;
 mod error;
+mod folder;
 mod log;
 mod loss_scale;
 mod optimizer;
@@ -46,14 +49,16 @@ mod shards;
 mod sums;
 mod trainer;
 
-pub use answer::{Answer, Questions};
+pub use answer::{Answer, Questions, before_stop, stop_tokens};
 pub use batch::inputs;
+pub use checkpoint::Identity;
 pub use error::{Result, VlmTrainError};
+pub use folder::RunFolder;
 pub use plan::{MemoryPlan, MicroShape, StepMemory};
 pub use ranks::{Collective, HostSums, Rank, RankGroup, Rendezvous, RendezvousError};
 pub use recipe::{LossRule, Rates, Recipe, TrainedParts};
 pub use record::{RecordHeader, StepRecord};
-pub use run::{Ending, Event, RunOptions, run};
+pub use run::{Batches, Checkpoints, Ending, Event, RunOptions, run};
 pub use schedule::Schedule;
 pub use shards::OptimizerState;
 pub use trainer::{CutDifference, StepReport, Trainer};

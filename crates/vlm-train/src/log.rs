@@ -1,14 +1,13 @@
-//! `log.jsonl`: one line per step and validation. It contains no times, so that a run that was
-//! killed and continued writes the same bytes as an uninterrupted one.
+//! `log.jsonl`: one line per step, validation and set of answers.
 
 use std::fs::{File, OpenOptions};
-use std::io::{ErrorKind, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use vlm_models::file::write_whole;
 
 use crate::error::{Result, VlmTrainError};
+use crate::folder::set_aside;
 
 const LOG: &str = "log.jsonl";
 
@@ -26,28 +25,32 @@ struct Line {
 
 impl Log {
     /// Opens the log of a folder and removes the lines after `steps`, which the run will write
-    /// again; at the start of a run, all lines.
+    /// again. At the start of a run, a log with lines, of a run that ended before its first
+    /// checkpoint, is renamed; its new path is returned, too.
     ///
     /// # Errors
     /// [`VlmTrainError::File`]
-    pub(crate) fn open(folder: &Path, steps: usize) -> Result<Self> {
+    pub(crate) fn open(folder: &Path, steps: usize) -> Result<(Self, Option<PathBuf>)> {
         let path = folder.join(LOG);
-        let text = match std::fs::read(&path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
-            Err(error) => return Err(VlmTrainError::file("read", &path)(error)),
+        let has_lines = std::fs::metadata(&path).is_ok_and(|data| data.len() > 0);
+        let aside = (steps == 0 && has_lines)
+            .then(|| set_aside(&path))
+            .transpose()?;
+        let text = match plain_files::read(&path, u64::MAX) {
+            Err(error) if error.is_missing() => Vec::new(),
+            read => read?,
         };
         let kept = text
             .split_inclusive(|byte| *byte == b'\n')
             .take_while(|line| {
                 let step = serde_json::from_slice(line).map(|Line { step }| step);
-                line.ends_with(b"\n") && step.is_ok_and(|step| steps > 0 && step <= steps)
+                line.ends_with(b"\n") && step.is_ok_and(|step| step <= steps)
             });
         let kept: Vec<u8> = kept.flatten().copied().collect();
-        write_whole(&path, &kept).map_err(VlmTrainError::file("write", &path))?;
+        plain_files::write_whole(&path, &kept)?;
         let file = OpenOptions::new().append(true).open(&path);
         let file = file.map_err(VlmTrainError::file("write", &path))?;
-        Ok(Self { path, file })
+        Ok((Self { path, file }, aside))
     }
 
     /// Adds a line.

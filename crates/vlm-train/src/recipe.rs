@@ -1,10 +1,10 @@
 //! Everything that determines the numbers of a run.
 
 use serde::{Deserialize, Serialize};
-use vlm_models::{LoraConfig, ModelPart};
+use vlm_models::{LoraConfig, ModelPart, TrainedWeights};
 
 use crate::error::{Result, VlmTrainError};
-use crate::schedule::Schedule;
+use crate::schedule::{Schedule, Span};
 
 /// The trained parts, the hyperparameters and the number of steps. Two runs with equal recipes,
 /// models and batches are bit-identical on the same device.
@@ -20,6 +20,12 @@ pub struct Recipe {
     pub schedule: Schedule,
     /// Steps of warm-up, in which rates rise from 0.
     pub warmup_steps: usize,
+    /// Steps of decay at the end, for [`Schedule::Wsd`].
+    #[serde(default)]
+    pub decay_steps: usize,
+    /// The share of the peak rates at which decay ends.
+    #[serde(default)]
+    pub least_share: f64,
     /// Decay of the moments per step.
     pub betas: [f64; 2],
     /// The number added to the root of the second moment.
@@ -45,10 +51,10 @@ pub struct Recipe {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TrainedParts {
-    /// Adapters; the model is frozen.
+    /// Adapters, and weights trained whole beside them; the rest of the model is frozen.
     Lora(LoraConfig),
-    /// All weights of these parts of the model.
-    Full(Vec<ModelPart>),
+    /// These weights of the model.
+    Full(TrainedWeights),
 }
 
 /// Peak learning rates of the parts.
@@ -104,6 +110,8 @@ impl Default for Recipe {
             rates: Rates::all(1e-4),
             schedule: Schedule::Cosine,
             warmup_steps: 3,
+            decay_steps: 0,
+            least_share: 0.0,
             betas: [0.9, 0.999],
             epsilon: 1e-8,
             weight_decay: 0.0,
@@ -118,6 +126,23 @@ impl Default for Recipe {
 }
 
 impl Recipe {
+    /// The factor on the peak rates in a step, counted from 0.
+    pub(crate) fn factor(&self, step: usize) -> f64 {
+        let span = Span {
+            warmup: self.warmup_steps,
+            decay: self.decay_steps,
+            all: self.steps,
+            least: self.least_share,
+        };
+        self.schedule.factor(step, span)
+    }
+
+    /// True if a run of `done` steps of `earlier` had the rates of this recipe.
+    pub(crate) fn had_rates_of(&self, earlier: &Self, done: usize) -> bool {
+        let same = |step| self.factor(step) == earlier.factor(step);
+        self.steps >= done && (0..done).all(same)
+    }
+
     /// # Errors
     /// [`VlmTrainError::Recipe`]
     pub(crate) fn check(&self) -> Result<()> {
@@ -166,6 +191,12 @@ impl Recipe {
                 is_rate(self.loss_scale.unwrap_or(1.0)) && self.loss_scale != Some(0.0),
                 above,
             ),
+            (
+                "least share of the rate",
+                self.least_share,
+                (0.0..=1.0).contains(&self.least_share),
+                "0 to 1",
+            ),
             ("first beta", self.betas[0], is_beta(self.betas[0]), beta),
             ("second beta", self.betas[1], is_beta(self.betas[1]), beta),
             (
@@ -183,6 +214,42 @@ impl Recipe {
                 });
             }
         }
+        if (0..self.steps).all(|step| self.factor(step) == 0.0) {
+            return Err(VlmTrainError::Recipe {
+                option: "steps of warm-up",
+                found: format!("{} of {} steps", self.warmup_steps, self.steps),
+                expected: "a step with a rate above 0, since a warm-up begins at 0",
+            });
+        }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As checkpoints of earlier versions have them.
+    #[test]
+    fn earlier_recipes_are_read() {
+        for (text, expected) in [
+            (
+                r#"{"full":["tower","decoder"]}"#,
+                TrainedParts::Full(vec![ModelPart::Tower, ModelPart::Decoder].into()),
+            ),
+            (
+                r#"{"lora":{"rank":8,"alpha":16.0,"dropout":0.0,"rslora":false,"parts":["decoder"],
+                    "targets":[]}}"#,
+                TrainedParts::Lora(LoraConfig::default()),
+            ),
+        ] {
+            let found: TrainedParts = serde_json::from_str(text).expect("a recipe");
+            assert_eq!(found, expected);
+            let again = serde_json::to_string(&found).expect("JSON");
+            assert_eq!(
+                serde_json::from_str::<TrainedParts>(&again).expect("a recipe"),
+                expected
+            );
+        }
     }
 }

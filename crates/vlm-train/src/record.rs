@@ -5,7 +5,7 @@
 //!
 //! | name | contents |
 //! |---|---|
-//! | `input/LINE/NAME` | whole: `input_ids`, `labels`, `kinds` (1 for a placeholder), `position_ids`, `image_grids`, `image_patches` of the sample at that line of the data |
+//! | `input/LINE/NAME` | whole: `input_ids`, `labels`, `kinds` (1 for a placeholder of a picture, 2 of a video), `position_ids`, `image_grids`, `image_patches`, `video_grids`, `video_patches`, `video_seconds` (per temporal patch) of the sample at that line of the data |
 //! | `weight/NAME` | samples of a parameter before the step |
 //! | `forward/LINE/NAME` | samples of an activation |
 //! | `backward/LINE/hidden.N.out` | samples of the gradient of a layer's output |
@@ -16,6 +16,7 @@
 //! files. Except for rounding, a sample's activations do not depend on the cut of the batch.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::Path;
 
 use burn::tensor::DType;
@@ -25,6 +26,7 @@ use vlm_data::{MicroBatch, SampleRows};
 use vlm_models::file::{Entry, Sink, TensorFile};
 use vlm_models::{Batch, Parameter, Sampled, Segment, Trace, Vlm};
 
+use crate::batch::prompt;
 use crate::error::{Result, VlmTrainError};
 use crate::sums::GradientSums;
 use crate::trainer::{StepReport, Trainer};
@@ -147,27 +149,31 @@ impl Recording {
         self.items.insert(name, sampled);
     }
 
-    /// A trace of the samples of a micro-batch.
-    pub(crate) fn trace(&self, model: &Vlm, micro: &MicroBatch) -> Trace {
-        Trace::sampling(SAMPLES, self.segments(model, micro))
+    /// A trace of the samples of a micro-batch. Of videos, the tower's activations are left out.
+    pub(crate) fn trace(&self, model: &Vlm, micro: &MicroBatch) -> Result<Trace> {
+        let places = self.places(model, micro)?.into_iter();
+        let segments = places.map(|place| Segment {
+            patches: match micro.video_grids.is_empty() {
+                true => place.images,
+                false => 0..0,
+            },
+            label: place.label,
+            tokens: place.tokens,
+        });
+        Ok(Trace::sampling(SAMPLES, segments.collect()))
     }
 
     /// The places of a micro-batch's samples. A repeated line in the batch has a number.
-    fn segments(&self, model: &Vlm, micro: &MicroBatch) -> Vec<Segment> {
-        let mut segments: Vec<Segment> = Vec::with_capacity(micro.lines.len());
-        let [image, _] = model.placeholders();
-        let is_image = |token: usize| micro.input_ids[token] == image;
-        let grids = micro.image_grids.iter();
-        let patches: usize = grids.map(|grid| grid.iter().product::<usize>()).sum();
-        let merged = (0..micro.input_ids.len())
-            .filter(|token| is_image(*token))
-            .count();
-        // Patches of videos follow those of all pictures.
-        let group = match micro.video_grids.is_empty() {
-            true => patches / merged.max(1),
-            false => 0,
+    fn places(&self, model: &Vlm, micro: &MicroBatch) -> Result<Vec<Place>> {
+        let mut places: Vec<Place> = Vec::with_capacity(micro.lines.len());
+        let kinds = kinds(model, micro)?;
+        let count = |tokens: Range<usize>, kind| {
+            kinds[tokens].iter().filter(|found| **found == kind).count()
         };
-        let mut seen = 0;
+        let all = 0..kinds.len();
+        let groups = [(&micro.image_grids, IMAGE), (&micro.video_grids, VIDEO)];
+        let groups = groups.map(|(grids, kind)| patches(grids) / count(all.clone(), kind).max(1));
+        let mut seen = [0; 2];
         for (index, line) in micro.lines.iter().enumerate() {
             let tokens = match &micro.rows {
                 SampleRows::Packed { cu_seqlens } => cu_seqlens[index]..cu_seqlens[index + 1],
@@ -182,20 +188,22 @@ impl Recording {
                 }
             };
             let before = seen;
-            seen += tokens.clone().filter(|token| is_image(*token)).count() * group;
+            seen[0] += count(tokens.clone(), IMAGE) * groups[0];
+            seen[1] += count(tokens.clone(), VIDEO) * groups[1];
             let is_taken = |label: &String| {
                 let input = format!("input/{label}/input_ids");
-                self.items.contains_key(&input) || segments.iter().any(|s| s.label == *label)
+                self.items.contains_key(&input) || places.iter().any(|p| p.label == *label)
             };
             let labels = (2..).map(|number| format!("{line}-{number}"));
             let mut labels = std::iter::once(line.to_string()).chain(labels);
-            segments.push(Segment {
+            places.push(Place {
                 label: labels.find(|label| !is_taken(label)).unwrap_or_default(),
                 tokens,
-                patches: before..seen,
+                images: before[0]..seen[0],
+                videos: before[1]..seen[1],
             });
         }
-        segments
+        Ok(places)
     }
 
     /// Adds the results of a micro-batch.
@@ -206,50 +214,47 @@ impl Recording {
         batch: &Batch,
         trace: Trace,
     ) -> Result<()> {
-        let sizes = micro
-            .image_grids
-            .iter()
-            .map(|grid| grid.iter().product::<usize>());
-        let patches: usize = sizes.sum();
-        let channels = micro.image_patches.len().checked_div(patches).unwrap_or(0);
-        let mut grids = micro.image_grids.iter();
-        for segment in self.segments(model, micro) {
-            let tokens = segment.tokens.clone();
+        let kinds = kinds(model, micro)?;
+        let (mut images, mut videos) = (Media::images(micro), Media::videos(micro));
+        let mut seconds = micro.seconds_per_grid.iter();
+        for place in self.places(model, micro)? {
+            let tokens = place.tokens.clone();
             let id_values = |ids: &[i64]| ids[tokens.clone()].iter().map(|id| *id as f32).collect();
-            let ids = &micro.input_ids[tokens.clone()];
-            let placeholders = model.placeholders();
-            let kinds = ids
-                .iter()
-                .map(|id| f32::from(u8::from(placeholders.contains(id))));
+            let length = tokens.len();
             let axes = (0..3).flat_map(|axis| &batch.position_ids().axis(axis)[tokens.clone()]);
-            let (mut its_grids, mut patches) = (Vec::new(), segment.patches.len());
-            while patches > 0
-                && let Some(grid) = grids.next()
-            {
-                its_grids.extend(grid.iter().map(|size| *size as f32));
-                patches = patches.saturating_sub(grid.iter().product());
-            }
-            let its_patches = segment.patches.start * channels..segment.patches.end * channels;
-            let (pictures, patches) = (its_grids.len() / 3, segment.patches.len());
-            // Independent of the other samples of the micro-batch.
-            let columns = if patches == 0 { 0 } else { channels };
-            let values = micro.image_patches[its_patches].to_vec();
-            let inputs: [(&str, Vec<f32>, &[usize]); 6] = [
-                ("input_ids", id_values(&micro.input_ids), &[ids.len()]),
-                ("labels", id_values(&micro.labels), &[ids.len()]),
-                ("kinds", kinds.collect(), &[ids.len()]),
+            let [image_grids, image_patches] = images.take(place.images);
+            let [video_grids, video_patches] = videos.take(place.videos);
+            let clips = video_grids.shape[0];
+            let seconds: Vec<f32> = seconds.by_ref().take(clips).map(|s| *s as f32).collect();
+            let tensor = |values: Vec<f32>, shape: &[usize]| Sampled {
+                shape: shape.to_vec(),
+                values,
+            };
+            let inputs = [
+                ("input_ids", tensor(id_values(&micro.input_ids), &[length])),
+                ("labels", tensor(id_values(&micro.labels), &[length])),
+                (
+                    "kinds",
+                    tensor(
+                        kinds[tokens.clone()]
+                            .iter()
+                            .map(|kind| f32::from(*kind))
+                            .collect(),
+                        &[length],
+                    ),
+                ),
                 (
                     "position_ids",
-                    axes.map(|id| *id as f32).collect(),
-                    &[3, ids.len()],
+                    tensor(axes.map(|id| *id as f32).collect(), &[3, length]),
                 ),
-                ("image_grids", its_grids, &[pictures, 3]),
-                ("image_patches", values, &[patches, columns]),
+                ("image_grids", image_grids),
+                ("image_patches", image_patches),
+                ("video_grids", video_grids),
+                ("video_patches", video_patches),
+                ("video_seconds", tensor(seconds.clone(), &[seconds.len()])),
             ];
-            for (name, values, shape) in inputs {
-                let shape = shape.to_vec();
-                let name = format!("input/{}/{name}", segment.label);
-                self.insert(name, Sampled { shape, values });
+            for (name, sampled) in inputs {
+                self.insert(format!("input/{}/{name}", place.label), sampled);
             }
         }
         for ((label, name), sampled) in trace.into_samples()? {
@@ -275,6 +280,91 @@ impl Recording {
             }
         }
         Ok(())
+    }
+}
+
+/// The kinds of placeholders, as transformers numbers them.
+const IMAGE: u8 = 1;
+const VIDEO: u8 = 2;
+
+/// The kind of each token: 0 for text.
+fn kinds(model: &Vlm, micro: &MicroBatch) -> Result<Vec<u8>> {
+    let placeholders = model.placeholders();
+    let videos = model.video_tokens(&prompt(micro))?;
+    let tokens = micro.input_ids.iter().zip(videos);
+    let kind = |(id, is_video): (&i64, bool)| match (placeholders.contains(id), is_video) {
+        (false, _) => 0,
+        (true, false) => IMAGE,
+        (true, true) => VIDEO,
+    };
+    Ok(tokens.map(kind).collect())
+}
+
+fn patches(grids: &[[usize; 3]]) -> usize {
+    grids
+        .iter()
+        .map(|grid| grid.iter().product::<usize>())
+        .sum()
+}
+
+/// The place of a sample in a micro-batch.
+#[derive(Debug)]
+struct Place {
+    label: String,
+    tokens: Range<usize>,
+    /// Its patches among those of all pictures, and of all videos.
+    images: Range<usize>,
+    videos: Range<usize>,
+}
+
+/// The pictures or videos of a micro-batch, of which samples take theirs in order.
+struct Media<'a> {
+    grids: std::slice::Iter<'a, [usize; 3]>,
+    patches: &'a [f32],
+    channels: usize,
+}
+
+impl<'a> Media<'a> {
+    fn images(micro: &'a MicroBatch) -> Self {
+        Self::new(&micro.image_grids, &micro.image_patches)
+    }
+
+    fn videos(micro: &'a MicroBatch) -> Self {
+        Self::new(&micro.video_grids, &micro.video_patches)
+    }
+
+    fn new(grids: &'a [[usize; 3]], all: &'a [f32]) -> Self {
+        Self {
+            grids: grids.iter(),
+            patches: all,
+            channels: all.len().checked_div(patches(grids)).unwrap_or(0),
+        }
+    }
+
+    /// Grids and patches of a sample.
+    fn take(&mut self, rows: Range<usize>) -> [Sampled; 2] {
+        let (mut grids, mut left) = (Vec::new(), rows.len());
+        while left > 0
+            && let Some(grid) = self.grids.next()
+        {
+            grids.extend(grid.iter().map(|size| *size as f32));
+            left = left.saturating_sub(grid.iter().product());
+        }
+        // Independent of the other samples of the micro-batch.
+        let columns = if rows.is_empty() { 0 } else { self.channels };
+        let values = &self.patches[rows.start * self.channels..rows.end * self.channels];
+        let shapes = [vec![grids.len() / 3, 3], vec![rows.len(), columns]];
+        let [of_grids, of_patches] = shapes;
+        [
+            Sampled {
+                shape: of_grids,
+                values: grids,
+            },
+            Sampled {
+                shape: of_patches,
+                values: values.to_vec(),
+            },
+        ]
     }
 }
 

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use burn::module::Module;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use vlm_data::Fingerprint;
 
@@ -41,12 +43,20 @@ impl Trainer {
             .is_none_or(|peers| peers.place()[0] == 0)
     }
 
-    /// True if `own` is true on any rank.
-    pub(crate) fn does_any(&self, own: bool) -> Result<bool> {
-        match &self.peers {
-            Some(peers) => Ok(peers.add([usize::from(own)])? != [0]),
-            None => Ok(own),
-        }
+    /// The words of all ranks, in their order.
+    pub(crate) fn hear<T: Serialize + DeserializeOwned>(&self, own: T) -> Result<Vec<T>> {
+        let Some(peers) = &self.peers else {
+            return Ok(vec![own]);
+        };
+        let said = serde_json::to_vec(&own).unwrap_or_default();
+        let all = peers.rank.exchange(said)?;
+        let heard = all.iter().enumerate().map(|(rank, said)| {
+            serde_json::from_slice(said).map_err(|error| VlmTrainError::Rank {
+                rank,
+                cause: format!("its message cannot be read: {error}"),
+            })
+        });
+        heard.collect()
     }
 
     /// Rejects ranks that differ in recipe, data, model, weights or step.
@@ -69,12 +79,10 @@ impl Trainer {
             "parameters": fingerprint(&parameters.join("\n")),
             "weights": self.weights_norm()?,
         });
-        let said = serde_json::to_vec(&own).unwrap_or_default();
-        let all = peers.rank.exchange(said)?;
-        let parse = |bytes: &Vec<u8>| serde_json::from_slice::<Value>(bytes).unwrap_or_default();
-        let first = all.first().map(parse).unwrap_or_default();
+        let all: Vec<Value> = self.hear(own)?;
+        let first = all.first().cloned().unwrap_or_default();
         for (rank, said) in all.iter().enumerate() {
-            same("run", &first, &parse(said)).map_err(|error| match error {
+            same("run", &first, said).map_err(|error| match error {
                 VlmTrainError::OtherRun {
                     option,
                     expected,

@@ -1,45 +1,86 @@
 //! The loop around the steps: log, validation, checkpoints.
 
-use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
-use serde::Serialize;
-use vlm_data::{GlobalBatch, MicroBatch};
+use serde::{Deserialize, Serialize};
+use vlm_data::GlobalBatch;
 
 use crate::answer::{Answer, Questions};
-use crate::checkpoint::expect_free;
+use crate::checkpoint::{Identity, expect_free};
 use crate::error::{Result, VlmTrainError};
+use crate::folder::RunFolder;
 use crate::log::Log;
 use crate::trainer::{StepReport, Trainer};
 
+/// The folder of the result with the least validation loss, in that of the run.
+const BEST: &str = "best";
+/// The longest wait for the first checkpoint.
+const FIRST_SAVE: Duration = Duration::from_secs(30);
+/// The least time between saves by time, in durations of the last one.
+const SAVES_APART: u32 = 20;
+
+/// Batches of a data file, in order.
+pub type Batches<'a> = Box<dyn Iterator<Item = vlm_data::Result<GlobalBatch>> + 'a>;
+
 /// The options of a run besides its recipe.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct RunOptions<'a> {
     /// The folder of log and checkpoints.
-    pub folder: &'a Path,
-    /// The identity of the run, by name: the model, the data. A run with a different identity
-    /// cannot continue it.
-    pub identity: &'a BTreeMap<String, String>,
-    /// Steps between checkpoints.
-    pub checkpoint_every: usize,
-    /// The batches of validation; empty for no validation.
-    pub validation: &'a [MicroBatch],
+    pub folder: &'a RunFolder,
+    /// The options that determine the run's numbers besides its recipe. A run with others cannot
+    /// continue it.
+    pub identity: &'a Identity,
+    /// The folder of the model at the start.
+    pub base: &'a Path,
+    /// The records of an epoch, to log its fraction.
+    pub records: usize,
+    /// When to save, and how many checkpoints to keep.
+    pub checkpoints: Checkpoints,
+    /// Opens the batches of validation; `None` for no validation.
+    pub validation: Option<&'a (dyn Fn() -> vlm_data::Result<Batches<'a>> + 'a)>,
+    /// The number of validations without a lower loss after which the run ends.
+    pub patience: Option<usize>,
     /// The questions to answer before the first step and after each validation.
     pub questions: Option<&'a Questions>,
     /// Steps between validations.
     pub validate_every: usize,
     /// The step to record in `step-N.safetensors`.
     pub record_step: Option<usize>,
+    /// The memory in use, in bytes, for the log.
+    pub memory: &'a (dyn Fn() -> Option<u64> + 'a),
     /// Once true, the run saves a checkpoint after the current step and returns.
     pub stop: &'a AtomicBool,
+}
+
+/// When to save checkpoints, and how many to keep. The first one comes after half a minute at the
+/// latest.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Checkpoints {
+    /// Steps between checkpoints; 0 for none by steps.
+    pub every: usize,
+    /// Time between checkpoints. They are further apart where saving takes more than a twentieth
+    /// of it.
+    pub interval: Duration,
+    /// The number of checkpoints that stay, at least 1.
+    pub keep: usize,
 }
 
 /// An event reported during a run.
 #[derive(Clone, Copy, Debug)]
 pub enum Event<'a> {
+    /// The log of an earlier run without a checkpoint was renamed.
+    EarlierLog(&'a Path),
     /// A step is done.
     Step(&'a StepReport),
+    /// Records that give no sample were left out of a step.
+    Skipped {
+        /// The step.
+        step: usize,
+        /// Their errors.
+        errors: &'a [vlm_data::VlmDataError],
+    },
     /// The validation loss after a step.
     Validation {
         /// The step.
@@ -57,12 +98,32 @@ pub enum Event<'a> {
 }
 
 /// The end of a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Ending {
     /// All steps are done.
     Finished,
+    /// The validation loss has not fallen for a number of validations.
+    Settled {
+        /// The step with the least loss, whose result is in the folder `best`.
+        best: usize,
+    },
     /// The run was stopped on request.
     Stopped,
+}
+
+/// A line of the log about a step. All but its last two fields are the same in each run of a
+/// recipe over the same batches on the same device.
+#[derive(Serialize)]
+struct StepLine<'a> {
+    #[serde(flatten)]
+    report: &'a StepReport,
+    /// Epochs completed after the step.
+    epoch: f64,
+    /// The lines of its samples in the data file.
+    lines: Vec<u64>,
+    /// Tokens per second, waiting for data included.
+    tokens_per_second: f64,
+    memory_bytes: Option<u64>,
 }
 
 /// A line of the log about a validation.
@@ -72,19 +133,30 @@ struct Validation {
     validation_loss: f64,
 }
 
-/// A line of the log with answers.
+/// A line of the log about answers.
 #[derive(Serialize)]
 struct Answers<'a> {
     step: usize,
     answers: &'a [Answer],
 }
 
-/// Runs the remaining steps of a run and saves a checkpoint at its end. With several ranks, each
-/// has its shard of the batches, all have the same `validation`, and the first writes and answers.
-/// `batches` must continue at [`Trainer::position`], as those of a [`Loader`](vlm_data::Loader) do.
+/// The word of a rank to the others after a step.
+#[derive(Serialize, Deserialize)]
+struct Word {
+    stop: bool,
+    save: bool,
+    lines: Vec<u64>,
+}
+
+/// Trains until the recipe's last step, the request to stop, or an error. `batches` must continue
+/// at the trainer's [`position`](Trainer::position). The folder's log has a line per step, which
+/// `report` receives as well.
+///
+/// With several ranks, each calls this with its share of the same batches and the same options; the
+/// first one writes the log and the checkpoints, and the request of any rank stops all.
 ///
 /// # Errors
-/// [`VlmTrainError::Taken`] if a new run would replace another; those of [`Trainer::step`], after
+/// [`VlmTrainError::Taken`], [`VlmTrainError::Locked`]; those of [`Trainer::step`], after
 /// which the previous checkpoint is the last; [`VlmTrainError::Data`], [`VlmTrainError::NoData`],
 /// [`VlmTrainError::File`]; with several ranks, [`VlmTrainError::Rank`] and
 /// [`VlmTrainError::OtherRank`].
@@ -94,15 +166,20 @@ pub fn run(
     options: RunOptions<'_>,
     report: &mut dyn FnMut(Event<'_>),
 ) -> Result<Ending> {
-    let folder = options.folder;
+    let folder = options.folder.path();
     let is_first = trainer.is_first();
+    let unlocked = is_first && !options.folder.is_own();
+    let _own = unlocked.then(|| RunFolder::own(folder)).transpose()?;
     let mut log = None;
     if is_first {
-        std::fs::create_dir_all(folder).map_err(VlmTrainError::file("create", folder))?;
         if trainer.steps() == 0 {
             expect_free(folder)?;
         }
-        log = Some(Log::open(folder, trainer.steps())?);
+        let (opened, aside) = Log::open(folder, trainer.steps())?;
+        log = Some(opened);
+        if let Some(aside) = aside {
+            report(Event::EarlierLog(&aside));
+        }
     }
     trainer.expect_same_run(options.identity)?;
     let all = trainer.recipe().steps;
@@ -111,61 +188,169 @@ pub fn run(
     if trainer.steps() == 0 {
         answer(trainer, &options, log.as_mut(), report)?;
     }
-    while trainer.steps() < all {
-        let step = trainer.steps();
-        let Some(batch) = batches.next() else {
-            return Err(VlmTrainError::NoData { step, steps: all });
-        };
-        let step = step + 1;
-        let batch = batch.map_err(|source| VlmTrainError::Data { step, source })?;
-        let done = if is_first && options.record_step == Some(step) {
-            let path = folder.join(format!("step-{step}.safetensors"));
-            trainer.record_step(&batch.micro_batches, &path)?
-        } else {
-            trainer.step(&batch.micro_batches)?
-        };
-        trainer.position = Some(batch.next);
+    let mut clock = SaveClock::new(options.checkpoints);
+    let mut ending = settled(trainer, &options);
+    while trainer.steps() < all && ending.is_none() {
+        let started = Instant::now();
+        let (done, batch) = step(trainer, batches, &options)?;
+        let seconds = started.elapsed().as_secs_f64();
+        let words = trainer.hear(Word {
+            stop: options.stop.load(Ordering::Relaxed),
+            save: is_first && clock.is_due(),
+            lines: batch
+                .micro_batches
+                .iter()
+                .flat_map(|micro| micro.lines.clone())
+                .collect(),
+        })?;
         if let Some(log) = &mut log {
-            log.add(&done)?;
+            let mut lines: Vec<u64> = words.iter().flat_map(|word| &word.lines).copied().collect();
+            lines.sort_unstable();
+            log.add(&StepLine {
+                report: &done,
+                epoch: epoch(&batch, options.records),
+                lines,
+                tokens_per_second: rounded(done.tokens as f64 / seconds.max(1e-9), 10.0),
+                memory_bytes: (options.memory)(),
+            })?;
         }
         report(Event::Step(&done));
+        if !batch.skipped.is_empty() {
+            let (step, errors) = (done.step, &batch.skipped[..]);
+            report(Event::Skipped { step, errors });
+        }
+        drop(batch);
         if is_due(done.step, options.validate_every) {
             look(trainer, &options, log.as_mut(), report)?;
         }
-        let stop = trainer.does_any(options.stop.load(Ordering::Relaxed))?;
-        if stop || is_due(done.step, options.checkpoint_every) {
+        ending = settled(trainer, &options);
+        let stop = words.iter().any(|word| word.stop);
+        let by_time = words.iter().any(|word| word.save);
+        let by_step = is_due(done.step, options.checkpoints.every);
+        if stop || by_time || by_step || ending.is_some() {
+            let started = Instant::now();
             if let Some(log) = &log {
                 log.sync()?;
             }
-            trainer.save(folder, options.identity)?;
+            let keep = options.checkpoints.keep;
+            trainer.save(folder, options.identity, options.base, keep)?;
+            clock.saved(started);
         }
         if stop && done.step < all {
-            trainer.does_any(false)?;
-            return Ok(Ending::Stopped);
+            ending = Some(Ending::Stopped);
         }
     }
     // No rank ends before the last checkpoint is complete.
-    trainer.does_any(false)?;
-    Ok(Ending::Finished)
+    trainer.hear(true)?;
+    Ok(ending.unwrap_or(Ending::Finished))
+}
+
+/// Takes the next batch and a step over it.
+fn step(
+    trainer: &mut Trainer,
+    batches: &mut dyn Iterator<Item = vlm_data::Result<GlobalBatch>>,
+    options: &RunOptions<'_>,
+) -> Result<(StepReport, GlobalBatch)> {
+    let steps = trainer.recipe().steps;
+    let step = trainer.steps();
+    let Some(batch) = batches.next() else {
+        return Err(VlmTrainError::NoData { step, steps });
+    };
+    let step = step + 1;
+    let batch = batch.map_err(|source| VlmTrainError::Data { step, source })?;
+    let done = if trainer.is_first() && options.record_step == Some(step) {
+        let path = options.folder.path();
+        let path = path.join(format!("step-{step}.safetensors"));
+        trainer.record_step(&batch.micro_batches, &path)?
+    } else {
+        trainer.step(&batch.micro_batches)?
+    };
+    trainer.position = Some(batch.next);
+    Ok((done, batch))
+}
+
+/// Epochs completed after a batch, to four decimals.
+fn epoch(batch: &GlobalBatch, records: usize) -> f64 {
+    let part = batch.next.samples as f64 / records.max(1) as f64;
+    rounded(batch.next.epoch as f64 + part, 1e4)
+}
+
+/// A number in whole parts of one.
+fn rounded(number: f64, parts: f64) -> f64 {
+    (number * parts).round() / parts
+}
+
+/// The end of a run whose validation loss has not fallen for long.
+fn settled(trainer: &Trainer, options: &RunOptions<'_>) -> Option<Ending> {
+    let validations = trainer.validations;
+    let (best, _) = validations.best?;
+    let is_settled = options
+        .patience
+        .is_some_and(|most| validations.since >= most);
+    is_settled.then_some(Ending::Settled { best })
+}
+
+/// The time of the next checkpoint.
+struct SaveClock {
+    checkpoints: Checkpoints,
+    last: Instant,
+    wait: Duration,
+}
+
+impl SaveClock {
+    fn new(checkpoints: Checkpoints) -> Self {
+        Self {
+            checkpoints,
+            last: Instant::now(),
+            wait: checkpoints.interval.min(FIRST_SAVE),
+        }
+    }
+
+    fn is_due(&self) -> bool {
+        self.last.elapsed() >= self.wait
+    }
+
+    fn saved(&mut self, started: Instant) {
+        self.last = Instant::now();
+        let taken = started.elapsed().saturating_mul(SAVES_APART);
+        self.wait = self.checkpoints.interval.max(taken);
+    }
 }
 
 /// Validates and answers.
 fn look(
-    trainer: &Trainer,
+    trainer: &mut Trainer,
     options: &RunOptions<'_>,
     mut log: Option<&mut Log>,
     report: &mut dyn FnMut(Event<'_>),
 ) -> Result<()> {
-    if !options.validation.is_empty() {
-        let (step, loss) = (trainer.steps(), trainer.validate(options.validation)?);
-        let validation_loss = loss;
+    if let Some(open) = options.validation {
+        let step = trainer.steps();
+        let batches = open().map_err(|source| VlmTrainError::Data { step, source })?;
+        let micro_batches = batches.flat_map(|batch| match batch {
+            Ok(batch) => batch.micro_batches.into_iter().map(Ok).collect(),
+            Err(error) => vec![Err(error)],
+        });
+        let loss = trainer.validate(micro_batches)?;
         if let Some(log) = &mut log {
             log.add(&Validation {
                 step,
-                validation_loss,
+                validation_loss: loss,
             })?;
         }
         report(Event::Validation { step, loss });
+        // NaN is not lower.
+        let best = trainer.validations.best;
+        if loss.is_finite() && best.is_none_or(|(_, least)| loss < least) {
+            trainer.validations.best = Some((step, loss));
+            trainer.validations.since = 0;
+            if trainer.is_first() {
+                let best: PathBuf = options.folder.path().join(BEST);
+                trainer.replace_result(&best, options.base)?;
+            }
+        } else {
+            trainer.validations.since += 1;
+        }
     }
     answer(trainer, options, log, report)
 }

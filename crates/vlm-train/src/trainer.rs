@@ -1,5 +1,7 @@
 //! A step, validation, and the proof that the cut of a batch has no effect.
 
+use std::path::Path;
+
 use burn::module::Module;
 use burn::tensor::TensorData;
 use serde::{Deserialize, Serialize};
@@ -7,6 +9,7 @@ use vlm_data::{Cut, DataPosition, MicroBatch, TrainingSample};
 use vlm_models::{Backward, Parameter, Trace, Vlm};
 
 use crate::batch::{inputs, lines, prompt, seeds, tokens};
+use crate::checkpoint::Validations;
 use crate::error::{Result, VlmTrainError};
 use crate::loss_scale::LossScale;
 use crate::optimizer::AdamW;
@@ -29,6 +32,7 @@ pub struct Trainer {
     pub(crate) loss_scale: Option<LossScale>,
     /// The position in the data after the last step.
     pub(crate) position: Option<DataPosition>,
+    pub(crate) validations: Validations,
     /// The other ranks of the run.
     pub(crate) peers: Option<Peers>,
 }
@@ -89,13 +93,33 @@ impl Trainer {
     ///
     /// # Errors
     /// [`VlmTrainError::Recipe`], [`VlmTrainError::NothingTrained`]; those of
-    /// [`Vlm::with_lora`].
+    /// [`Vlm::with_lora`] and [`Vlm::train_weights`].
     pub fn new(model: Vlm, recipe: Recipe) -> Result<Self> {
         recipe.check()?;
         let model = match &recipe.trained {
             TrainedParts::Lora(config) => model.with_lora(config, recipe.seed)?,
-            TrainedParts::Full(parts) => model.train_parts(parts),
+            TrainedParts::Full(weights) => model.train_weights(weights)?,
         };
+        Self::ready(model, recipe)
+    }
+
+    /// As [`new`](Self::new), but starts from the adapter in a folder and the weights trained whole
+    /// beside it. Its configuration, [`VlmConfig::adapter_config`], replaces the recipe's.
+    ///
+    /// [`VlmConfig::adapter_config`]: vlm_models::VlmConfig::adapter_config
+    ///
+    /// # Errors
+    /// [`VlmTrainError::Recipe`]; those of [`Vlm::load_adapter`].
+    pub fn from_adapter(model: Vlm, mut recipe: Recipe, folder: &Path) -> Result<Self> {
+        recipe.check()?;
+        let model = model.load_adapter(folder)?;
+        if let Some(config) = model.adapter_config() {
+            recipe.trained = TrainedParts::Lora(config.clone());
+        }
+        Self::ready(model, recipe)
+    }
+
+    fn ready(model: Vlm, recipe: Recipe) -> Result<Self> {
         let parameters = model.parameters();
         if parameters.is_empty() {
             return Err(VlmTrainError::NothingTrained);
@@ -110,6 +134,7 @@ impl Trainer {
             steps: 0,
             loss_scale,
             position: None,
+            validations: Validations::default(),
             peers: None,
         })
     }
@@ -159,8 +184,7 @@ impl Trainer {
     ) -> Result<StepReport> {
         let mut pass = self.pass(batch, recording)?;
         let recipe = &self.recipe;
-        let (warmup, steps) = (recipe.warmup_steps, recipe.steps);
-        let factor = recipe.schedule.factor(self.steps, warmup, steps);
+        let factor = recipe.factor(self.steps);
         let mut report = StepReport {
             step: self.steps + 1,
             loss: pass.loss,
@@ -189,7 +213,7 @@ impl Trainer {
             }
         }
         let step = report.step;
-        let is_watched = step == warmup + 1 || step.is_multiple_of(WATCHED_EVERY);
+        let is_watched = step == recipe.warmup_steps + 1 || step.is_multiple_of(WATCHED_EVERY);
         let [lost, watched] = if self.shards().is_some() {
             let updated = self.update_shards(pass.gradients, (factor, is_watched));
             updated.map_err(|failure| failure.step_error(step))?
@@ -245,7 +269,7 @@ impl Trainer {
             let ready = self.model.batch(&inputs(micro, &device))?;
             let mut add = |id, gradient| gradients.add(id, gradient);
             let mut trace = match &recording {
-                Some(recording) => recording.trace(&self.model, micro),
+                Some(recording) => recording.trace(&self.model, micro)?,
                 None => Trace::off(),
             };
             let labels = &micro.labels;
@@ -335,23 +359,27 @@ impl Trainer {
         Ok(batch.iter().map(labelled).collect::<Result<_, _>>()?)
     }
 
-    /// Computes the loss over a batch, in nats per labelled token, without dropout or an update.
-    /// With several ranks, each computes its micro-batches of the same batch.
+    /// Computes the loss over micro-batches, in nats per labelled token, without dropout or an
+    /// update. One of them is held at a time. With several ranks, each computes its own.
     ///
     /// # Errors
-    /// [`VlmTrainError::NoLabels`]; those of [`Vlm::loss`].
-    pub fn validate(&self, batch: &[MicroBatch]) -> Result<f64> {
+    /// [`VlmTrainError::NoLabels`]; [`VlmTrainError::Data`]; those of [`Vlm::loss`].
+    pub fn validate(
+        &self,
+        micro_batches: impl IntoIterator<Item = vlm_data::Result<MicroBatch>>,
+    ) -> Result<f64> {
         let step = self.steps;
         let model = self.model.valid();
         let device = model.device();
-        let [rank, ranks] = self.peers.as_ref().map_or([0, 1], Peers::place);
-        let (mut sum, mut all) = (0.0, 0);
-        let all_of_batch = batch.iter().zip(self.labelled(batch)?);
-        for (micro, labelled) in all_of_batch.skip(rank).step_by(ranks) {
+        let (mut sum, mut all, mut without) = (0.0, 0, Vec::new());
+        for micro in micro_batches {
+            let micro = micro.map_err(|source| VlmTrainError::Data { step, source })?;
+            let labelled = self.model.labelled(&prompt(&micro), &micro.labels)?;
             if labelled == 0 {
+                without.extend(micro.lines);
                 continue;
             }
-            let ready = model.batch(&inputs(micro, &device))?;
+            let ready = model.batch(&inputs(&micro, &device))?;
             let mean = model.loss(&ready, &micro.labels)?.try_into_scalar::<f32>();
             let mean = mean.map_err(|error| VlmTrainError::Device {
                 step,
@@ -364,7 +392,7 @@ impl Trainer {
             (sum, all) = peers.add_loss(sum, all)?;
         }
         if all == 0 {
-            let lines = lines(batch);
+            let lines = crate::batch::listed(&without);
             return Err(VlmTrainError::NoLabels { step, lines });
         }
         Ok(sum / all as f64)

@@ -101,7 +101,7 @@ fn second_step(
 fn recording_changes_no_bit_and_cuts_are_equal() {
     for (family, trained) in [
         (FAMILIES[1], lora()),
-        (FAMILIES[2], TrainedParts::Full(ALL.to_vec())),
+        (FAMILIES[2], TrainedParts::Full(ALL.to_vec().into())),
     ] {
         let folder = folder("compare-cuts");
         let [one, two] = ["packed", "padded"].map(|name| folder.join(format!("{family}-{name}")));
@@ -140,7 +140,7 @@ fn a_step_of_torch_is_equal() {
     let folder = folder("compare-torch");
     let (family, path) = (FAMILIES[1], folder.join("first"));
     let (config, model) = load(family);
-    let mut trainer = Trainer::new(model, recipe(TrainedParts::Full(ALL.to_vec()))).unwrap();
+    let mut trainer = Trainer::new(model, recipe(TrainedParts::Full(ALL.to_vec().into()))).unwrap();
     trainer
         .record_step(&[padded(samples(0, &config))], &path)
         .unwrap();

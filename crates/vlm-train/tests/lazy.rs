@@ -43,7 +43,7 @@ fn configure(child: &str) {
     let config = VlmConfig::from_folder(fixtures().join("models").join(family)).unwrap();
     let mut device = Device::flex();
     let model = config.init(&device).unwrap();
-    for trained in [lora(), TrainedParts::Full(ALL.to_vec())] {
+    for trained in [lora(), TrainedParts::Full(ALL.to_vec().into())] {
         let recipe = Recipe {
             trained,
             ..Recipe::default()

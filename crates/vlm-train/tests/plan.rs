@@ -48,7 +48,7 @@ fn recipe(row: &Row) -> Recipe {
             parts: parts.to_vec(),
             ..LoraConfig::default()
         }),
-        Whole(parts) => TrainedParts::Full(parts.to_vec()),
+        Whole(parts) => TrainedParts::Full(parts.to_vec().into()),
     };
     Recipe {
         recompute: row.recomputes,

@@ -17,7 +17,7 @@ fn last_loss(model: Vlm, masters: bool, (steps, rate): (usize, f64)) -> f64 {
         rates: Rates::all(rate),
         schedule: Schedule::Constant,
         masters,
-        ..recipe(TrainedParts::Full(ALL.to_vec()))
+        ..recipe(TrainedParts::Full(ALL.to_vec().into()))
     };
     let mut trainer = Trainer::new(model, recipe).unwrap();
     let batches = [0, 1].map(|step| [packed(samples(step, &config))]);
@@ -28,7 +28,9 @@ fn last_loss(model: Vlm, masters: bool, (steps, rate): (usize, f64)) -> f64 {
             assert!(!masters && lost > 0.5);
         }
     }
-    trainer.validate(&batches.concat()).unwrap()
+    trainer
+        .validate(batches.concat().into_iter().map(Ok))
+        .unwrap()
 }
 
 /// Takes a step with a factor of the loss that overflows f16, and then some that do not.
@@ -40,7 +42,7 @@ fn steps_that_overflow_f16_are_skipped_and_others_follow_f32() {
             steps: 4,
             warmup_steps: 0,
             loss_scale,
-            ..recipe(TrainedParts::Full(ALL.to_vec()))
+            ..recipe(TrainedParts::Full(ALL.to_vec().into()))
         };
         let model = model.map(&mut Halve(dtype));
         let mut trainer = Trainer::new(model, recipe).unwrap();

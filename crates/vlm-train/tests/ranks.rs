@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "test code")]
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -13,12 +13,13 @@ use burn::tensor::{DType, Device, Tensor};
 use vlm_data::{DataPosition, GlobalBatch, MicroBatch, VlmDataError};
 use vlm_models::VlmConfig;
 use vlm_train::{
-    Collective, Ending, Event, HostSums, OptimizerState, Rank, RankGroup, Recipe, Rendezvous,
-    RendezvousError, RunOptions, StepReport, TrainedParts, Trainer, VlmTrainError, run,
+    Batches, Checkpoints, Collective, Ending, Event, HostSums, OptimizerState, Rank, RankGroup,
+    Recipe, Rendezvous, RendezvousError, RunFolder, RunOptions, StepReport, TrainedParts, Trainer,
+    VlmTrainError, run,
 };
 
 use crate::common::ended::expect_ended;
-use crate::common::{ALL, Halve, load, lora, packed, recipe, sample, samples};
+use crate::common::{ALL, Halve, SAMPLES, beside, load, lora, packed, recipe, sample};
 
 const FAMILY: &str = "qwen2_5_vl_tiny";
 const OTHER_FAMILY: &str = "qwen3_vl_tiny";
@@ -200,12 +201,12 @@ fn train(rank: Option<&Rank>, job: &Job, fault: Fault) -> Result<Trained, VlmTra
         model = model.map(&mut Halve(job.precision));
     }
     let mut recipe = recipe.clone();
-    let mut identity = BTreeMap::from([("data".to_owned(), "8 samples".to_owned())]);
+    let mut identity = BTreeMap::from([("data".to_owned(), "8 samples".into())]);
     if fault == Fault::OtherRecipe {
         recipe.weight_decay += 0.5;
     }
     if fault == Fault::OtherData {
-        identity.insert("data".to_owned(), "9 samples".to_owned());
+        identity.insert("data".to_owned(), "9 samples".into());
     }
     if fault == Fault::OtherWeights {
         // One in 256 of their values.
@@ -231,18 +232,25 @@ fn train(rank: Option<&Rank>, job: &Job, fault: Fault) -> Result<Trained, VlmTra
     if *resume {
         trainer = trainer.resume(folder, &identity)?;
     }
-    let validation: Vec<_> = samples(1, &config)
-        .into_iter()
-        .map(|sample| packed(vec![sample]))
-        .collect();
+    let validation = || -> vlm_data::Result<Batches<'_>> {
+        Ok(Box::new(batches(&config, 4, place, 1, Fault::None).take(1)))
+    };
     let options = RunOptions {
-        folder,
+        folder: &RunFolder::shared(folder),
         identity: &identity,
-        checkpoint_every: 2,
-        validation: &validation,
+        base: Path::new(FAMILY),
+        records: SAMPLES,
+        checkpoints: Checkpoints {
+            every: 2,
+            interval: Duration::from_secs(3600),
+            keep: 1,
+        },
+        validation: Some(&validation),
+        patience: None,
         questions: None,
         validate_every: 2,
         record_step: None,
+        memory: &|| None,
         stop: &AtomicBool::new(false),
     };
     let from = trainer
@@ -327,7 +335,7 @@ fn agree(name: &str, trained: TrainedParts, state: OptimizerState, ranks: &[usiz
 }
 
 fn whole() -> TrainedParts {
-    TrainedParts::Full(ALL.to_vec())
+    TrainedParts::Full(ALL.to_vec().into())
 }
 
 #[test]
@@ -381,19 +389,24 @@ fn twenty_steps_of_up_to_eight_ranks_learn_what_one_learns() {
 /// masters.
 #[test]
 fn a_sharded_optimizer_takes_the_steps_of_a_replicated_one() {
-    for (precision, masters) in [
-        (DType::F32, true),
-        (DType::BF16, true),
-        (DType::BF16, false),
-    ] {
+    for (case, (trained, precision, masters)) in [
+        (whole(), DType::F32, true),
+        (whole(), DType::BF16, true),
+        (whole(), DType::BF16, false),
+        // Of two types.
+        (beside(), DType::BF16, true),
+    ]
+    .into_iter()
+    .enumerate()
+    {
         let recipe = Recipe {
             max_norm: None,
             masters,
-            ..short(whole(), 3)
+            ..short(trained, 3)
         };
         let states = [OptimizerState::Replicated, OptimizerState::Sharded];
         let [replicated, sharded] = states.map(|state| {
-            let folder = Folder::new(&format!("{precision:?}-{masters}-{state:?}"));
+            let folder = Folder::new(&format!("{case}-{state:?}"));
             let mut job = Job::new(&recipe, &folder);
             (job.precision, job.state) = (precision, state);
             let [first, second] = train_ranks(2, &job).unwrap().try_into().unwrap();

@@ -6,7 +6,7 @@ use burn::module::ParamId;
 use burn::tensor::{Device, Tensor, TensorData};
 use vlm_data::SampleRows;
 use vlm_models::rope_core::position_ids::{Prompt, Rows};
-use vlm_models::{Backward, Inputs, LoraConfig, ModelPart, Vlm, VlmConfig};
+use vlm_models::{Backward, Inputs, LoraConfig, ModelPart, TrainedWeights, Vlm, VlmConfig};
 
 use crate::common::{self, ALL, FAMILIES, load, packed, samples};
 use crate::{ALLOCATOR, ALONE};
@@ -62,18 +62,46 @@ fn variants(family: &str) -> Vec<(String, VlmConfig, Vlm)> {
             (
                 format!("{family} {parts:?}"),
                 config,
-                model.train_parts(parts),
+                model.train_weights(&parts.to_vec().into()).unwrap(),
             )
         })
         .collect();
-    for parts in [vec![ModelPart::Decoder], ALL.to_vec()] {
+    let embeddings = TrainedWeights::EMBEDDINGS.map(str::to_owned).to_vec();
+    let layer = TrainedWeights::decoder_layers([1]);
+    for modules in [
+        embeddings.clone(),
+        layer.clone(),
+        [embeddings.clone(), layer].concat(),
+    ] {
+        let (config, model) = load(family);
+        let name = format!("{family} {modules:?}");
+        let parts = Vec::new();
+        let weights = TrainedWeights { parts, modules };
+        variants.push((name, config, model.train_weights(&weights).unwrap()));
+    }
+    let none = TrainedWeights::default();
+    let beside = |parts: &[ModelPart], modules| TrainedWeights {
+        parts: parts.to_vec(),
+        modules,
+    };
+    let [tower, merger, decoder] = ALL;
+    for (parts, layers, whole) in [
+        (vec![decoder], vec![], none.clone()),
+        (ALL.to_vec(), vec![], none.clone()),
+        (vec![decoder], vec![1], none),
+        (vec![decoder], vec![0], beside(&[tower, merger], embeddings)),
+        (vec![decoder], vec![1], beside(&[merger], Vec::new())),
+        (vec![tower], vec![], beside(&[decoder], Vec::new())),
+    ] {
         let (config, model) = load(family);
         let lora = LoraConfig {
             dropout: 0.3,
             parts,
+            layers,
+            whole,
             ..LoraConfig::default()
         };
-        let name = format!("{family} LoRA {:?}", lora.parts);
+        let name = format!("{family} {lora:?}");
         variants.push((name, config, model.with_lora(&lora, 1).unwrap()));
     }
     variants

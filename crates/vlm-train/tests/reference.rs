@@ -91,17 +91,17 @@ fn first_losses_and_norms_of_adapters_are_those_of_peft() {
 
 #[test]
 fn first_losses_and_norms_of_whole_models_are_those_of_torch() {
-    follows("full", &TrainedParts::Full(ALL.to_vec()), 6, 1e-5);
+    follows("full", &TrainedParts::Full(ALL.to_vec().into()), 6, 1e-5);
 }
 
 #[test]
 #[ignore = "minutes: a part of `cargo xtask deep training`"]
 fn losses_and_norms_of_all_steps_are_those_of_peft_and_torch() {
     follows("lora", &lora(), 50, 1e-4);
-    follows("full", &TrainedParts::Full(ALL.to_vec()), 50, 1e-4);
+    follows("full", &TrainedParts::Full(ALL.to_vec().into()), 50, 1e-4);
 }
 
-fn logits(model: &Vlm, config: &VlmConfig) -> TensorData {
+pub(crate) fn logits(model: &Vlm, config: &VlmConfig) -> TensorData {
     let sample = sample(1, config);
     let device = model.device();
     let elements = config.vision.patch_elems();
@@ -120,14 +120,14 @@ fn logits(model: &Vlm, config: &VlmConfig) -> TensorData {
     logits.squeeze_dim::<2>(0).into_data()
 }
 
-fn apart(left: &TensorData, right: &TensorData) -> f64 {
+pub(crate) fn apart(left: &TensorData, right: &TensorData) -> f64 {
     let pairs = left.iter::<f64>().zip(right.iter::<f64>());
     pairs
         .map(|(left, right)| (left - right).abs())
         .fold(0.0, f64::max)
 }
 
-fn stored(path: &Path) -> TensorData {
+pub(crate) fn stored(path: &Path) -> TensorData {
     let source = TensorFile::open(path).unwrap();
     let tensor = source.tensors()["logits"].clone();
     let elements = tensor.shape.iter().product();
@@ -220,7 +220,7 @@ fn write_adapters() {
         let (_, trainer) = follow(family, &lora(), cut, &curves(family)["lora_4"], 50);
         let (config, _) = load(family);
         trainer
-            .save_adapter(&folder, family, &packed(vec![sample(1, &config)]))
+            .save_adapter(&folder, family.as_ref(), &packed(vec![sample(1, &config)]))
             .unwrap();
         let logits = logits(&trainer.model().valid(), &config);
         let entry = Entry {

@@ -4,13 +4,17 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use vlm_data::{DataPosition, GlobalBatch, MicroBatch, VlmDataError};
 use vlm_models::{LoraConfig, VlmConfig};
-use vlm_train::{Ending, Event, Recipe, RunOptions, TrainedParts, Trainer, VlmTrainError, run};
+use vlm_train::{
+    Batches, Checkpoints, Ending, Event, Identity, Recipe, RunFolder, RunOptions, Schedule,
+    TrainedParts, Trainer, VlmTrainError, run,
+};
 
-use crate::common::{ALL, load, lora, packed, recipe, samples};
+use crate::common::{ALL, SAMPLES, beside, load, lora, packed, recipe, samples};
 
 const FAMILY: &str = "qwen2_5_vl_tiny";
 
@@ -78,8 +82,34 @@ fn short(trained: TrainedParts) -> Recipe {
     recipe
 }
 
-fn identity() -> BTreeMap<String, String> {
-    BTreeMap::from([("data".to_owned(), "8 samples".to_owned())])
+fn identity() -> Identity {
+    BTreeMap::from([("data".to_owned(), "8 samples".into())])
+}
+
+/// Checkpoints every two steps.
+fn options<'a>(
+    folder: &'a RunFolder,
+    identity: &'a Identity,
+    stop: &'a AtomicBool,
+) -> RunOptions<'a> {
+    RunOptions {
+        folder,
+        identity,
+        base: Path::new(FAMILY),
+        records: SAMPLES,
+        checkpoints: Checkpoints {
+            every: 2,
+            interval: Duration::from_secs(3600),
+            keep: 1,
+        },
+        validation: None,
+        patience: None,
+        questions: None,
+        validate_every: 0,
+        record_step: None,
+        memory: &|| None,
+        stop,
+    }
 }
 
 /// Runs until the end, or until `steps` steps are done in all.
@@ -90,17 +120,14 @@ fn go(
     fails: Option<usize>,
 ) -> Result<Ending, VlmTrainError> {
     let (config, _) = load(FAMILY);
-    let validation = singles(1, &config);
     let stop = AtomicBool::new(false);
+    let validation =
+        || -> vlm_data::Result<Batches<'_>> { Ok(Box::new(batches(&config, 1, None).take(1))) };
+    let (run_folder, identity) = (RunFolder::own(folder).unwrap(), identity());
     let options = RunOptions {
-        record_step: None,
-        folder,
-        identity: &identity(),
-        checkpoint_every: 2,
-        validation: &validation,
-        questions: None,
+        validation: Some(&validation),
         validate_every: 3,
-        stop: &stop,
+        ..options(&run_folder, &identity, &stop)
     };
     let from = trainer
         .position()
@@ -121,12 +148,18 @@ fn resume(recipe: &Recipe, folder: &Path) -> Result<Trainer, VlmTrainError> {
     Trainer::new(load(FAMILY).1, recipe.clone())?.resume(folder, &identity())
 }
 
-/// The files of the last checkpoint, and the log.
+/// The files of the last checkpoint, and the log without the fields of the clock.
 fn contents(folder: &Path) -> [Vec<u8>; 3] {
     let read = |name: &str| std::fs::read(folder.join(name)).unwrap();
     let last = "checkpoint-00000006";
+    let log = String::from_utf8(read("log.jsonl")).unwrap();
+    let timeless = log.lines().map(|line| {
+        let mut line: serde_json::Value = serde_json::from_str(line).unwrap();
+        line.as_object_mut().unwrap().remove("tokens_per_second");
+        line.to_string()
+    });
     [
-        read("log.jsonl"),
+        timeless.collect::<Vec<_>>().join("\n").into_bytes(),
         read(&format!("{last}/state.safetensors")),
         read(&format!("{last}/run.json")),
     ]
@@ -134,7 +167,11 @@ fn contents(folder: &Path) -> [Vec<u8>; 3] {
 
 #[test]
 fn a_run_that_was_stopped_ends_with_the_files_of_one_that_was_not() {
-    for (name, trained) in [("lora", lora()), ("full", TrainedParts::Full(ALL.to_vec()))] {
+    for (name, trained) in [
+        ("lora", lora()),
+        ("full", TrainedParts::Full(ALL.to_vec().into())),
+        ("beside", beside()),
+    ] {
         let recipe = short(trained);
         let (straight, broken) = (
             Folder::new(&format!("{name}-1")),
@@ -156,8 +193,8 @@ fn a_run_that_was_stopped_ends_with_the_files_of_one_that_was_not() {
         assert!(contents(&straight.0) == contents(&broken.0), "{name}");
         assert_eq!(
             std::fs::read_dir(&broken.0).unwrap().count(),
-            2,
-            "one checkpoint and the log"
+            3,
+            "one checkpoint, the best result and the log"
         );
     }
 }
@@ -177,7 +214,7 @@ fn another_run_does_not_continue_or_replace_one() {
     let error = resume(&other, &folder.0).unwrap_err();
     let expected = "epsilon was 1e-8 and is 1e-6 now";
     assert!(error.to_string().contains(expected), "{error}");
-    let identity = BTreeMap::from([("data".to_owned(), "9 samples".to_owned())]);
+    let identity = BTreeMap::from([("data".to_owned(), "9 samples".into())]);
     let trainer = Trainer::new(load(FAMILY).1, recipe.clone()).unwrap();
     let error = trainer.resume(&folder.0, &identity).unwrap_err();
     assert!(
@@ -197,6 +234,216 @@ fn another_run_does_not_continue_or_replace_one() {
         matches!(error, VlmTrainError::NoCheckpoint { .. }),
         "{error}"
     );
+}
+
+/// Each value of a checkpoint's `run.json`, changed alone.
+#[test]
+fn a_changed_run_is_damaged() {
+    let folder = Folder::new("changed");
+    let recipe = short(lora());
+    go(&mut new(&recipe), &folder.0, 3, None).unwrap();
+    let path = folder.0.join("checkpoint-00000003/run.json");
+    let good: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let mut pointers = Vec::new();
+    fn leaves(of: &serde_json::Value, at: String, found: &mut Vec<String>) {
+        match of {
+            serde_json::Value::Object(map) if !map.is_empty() => {
+                map.iter().for_each(|(key, value)| {
+                    leaves(value, format!("{at}/{}", key.replace('/', "~1")), found)
+                })
+            }
+            serde_json::Value::Array(list) if !list.is_empty() => list
+                .iter()
+                .enumerate()
+                .for_each(|(index, value)| leaves(value, format!("{at}/{index}"), found)),
+            _ => found.push(at),
+        }
+    }
+    leaves(&good, String::new(), &mut pointers);
+    assert!(pointers.len() > 40, "{pointers:?}");
+    for pointer in pointers {
+        for new in [
+            4_u64.into(),
+            1_000_000_u64.into(),
+            (1_u64 << 63).into(),
+            serde_json::json!({}),
+        ] {
+            let mut changed = good.clone();
+            let value = changed.pointer_mut(&pointer).unwrap();
+            if *value == new {
+                continue;
+            }
+            *value = new.clone();
+            std::fs::write(&path, changed.to_string()).unwrap();
+            // The names of parameters are compared before values are.
+            let error = resume(&recipe, &folder.0)
+                .map(drop)
+                .unwrap_err()
+                .to_string();
+            assert!(
+                error.contains("run.json is damaged"),
+                "{pointer} = {new}: {error}"
+            );
+        }
+    }
+    // Written anew, in another order, nothing is changed.
+    std::fs::write(&path, format!("{good:#}")).unwrap();
+    resume(&recipe, &folder.0).unwrap();
+    std::fs::rename(
+        folder.0.join("checkpoint-00000003"),
+        folder.0.join("checkpoint-00000005"),
+    )
+    .unwrap();
+    let error = resume(&recipe, &folder.0)
+        .map(drop)
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("its folder of step 5"), "{error}");
+}
+
+/// As the release before wrote it.
+#[test]
+fn a_checkpoint_of_version_0_is_continued() {
+    let folder = Folder::new("version-0");
+    let recipe = short(lora());
+    go(&mut new(&recipe), &folder.0, 3, None).unwrap();
+    let path = folder.0.join("checkpoint-00000003/run.json");
+    let text = std::fs::read(&path).unwrap();
+    let mut run: serde_json::Value = serde_json::from_slice(&text).unwrap();
+    let object = run.as_object_mut().unwrap();
+    for added in ["version", "digest", "validations"] {
+        object.remove(added).unwrap();
+    }
+    for added in ["decay_steps", "least_share"] {
+        object["recipe"]
+            .as_object_mut()
+            .unwrap()
+            .remove(added)
+            .unwrap();
+    }
+    object["identity"] = serde_json::json!({
+        "data": "8 samples", "model": "/somewhere/else", "precision": "F32", "pixels": "None",
+        "batch": "Samples(8)", "cut": "Packed { tokens: 4096 }", "weights": "0123456789abcdef"
+    });
+    std::fs::write(&path, run.to_string()).unwrap();
+    let trainer = Trainer::new(load(FAMILY).1, recipe.clone()).unwrap();
+    let mut now = identity();
+    now.insert("batch".to_owned(), 8.into());
+    now.insert("precision".to_owned(), "f32".into());
+    now.insert("an option of today".to_owned(), true.into());
+    assert_eq!(trainer.clone().resume(&folder.0, &now).unwrap().steps(), 3);
+    now.insert("batch".to_owned(), 9.into());
+    let error = trainer
+        .clone()
+        .resume(&folder.0, &now)
+        .map(drop)
+        .unwrap_err();
+    assert!(
+        error.to_string().contains("batch was 8 and is 9"),
+        "{error}"
+    );
+    run["steps"] = 5.into();
+    std::fs::write(&path, run.to_string()).unwrap();
+    let error = trainer
+        .resume(&folder.0, &identity())
+        .map(drop)
+        .unwrap_err();
+    assert!(
+        error.to_string().contains("its folder of step 3"),
+        "{error}"
+    );
+}
+
+#[test]
+fn more_steps_are_taken_if_the_rates_so_far_do_not_depend_on_them() {
+    for (schedule, more, is_continued) in [
+        (Schedule::Constant, 9, true),
+        (Schedule::Constant, 2, false),
+        (Schedule::Wsd, 9, true),
+        (Schedule::Cosine, 9, false),
+        (Schedule::Linear, 9, false),
+    ] {
+        let folder = Folder::new(&format!("more-{schedule:?}-{more}"));
+        let recipe = Recipe {
+            schedule,
+            decay_steps: 2,
+            ..short(lora())
+        };
+        go(&mut new(&recipe), &folder.0, 3, None).unwrap();
+        let longer = Recipe {
+            steps: more,
+            ..recipe
+        };
+        let resumed = resume(&longer, &folder.0);
+        if is_continued {
+            let mut trainer = resumed.unwrap();
+            assert_eq!(
+                go(&mut trainer, &folder.0, 99, None).unwrap(),
+                Ending::Finished
+            );
+            let straight = Folder::new(&format!("straight-{schedule:?}"));
+            go(&mut new(&longer), &straight.0, 99, None).unwrap();
+            let state = |folder: &Folder| {
+                std::fs::read(folder.0.join("checkpoint-00000009/state.safetensors")).unwrap()
+            };
+            assert!(state(&folder) == state(&straight), "{schedule:?}");
+        } else {
+            let error = resumed.map(drop).unwrap_err();
+            assert!(
+                matches!(error, VlmTrainError::OtherRates { .. }),
+                "{schedule:?} {error}"
+            );
+        }
+    }
+}
+
+#[test]
+fn checkpoints_are_adapters_some_are_kept_and_a_settled_loss_ends_a_run() {
+    let folder = Folder::new("kept");
+    let mut recipe = short(lora());
+    recipe.rates = vlm_train::Rates::all(1e-12);
+    let (config, _) = load(FAMILY);
+    let stop = AtomicBool::new(false);
+    let (run_folder, identity) = (RunFolder::own(&folder.0).unwrap(), identity());
+    let opened = AtomicUsize::new(0);
+    // The validation data get harder.
+    let validation = || -> vlm_data::Result<Batches<'_>> {
+        let from = opened.fetch_add(1, Ordering::Relaxed);
+        Ok(Box::new(
+            batches(&config, usize::from(from > 1), None).take(1),
+        ))
+    };
+    let mut every_two = options(&run_folder, &identity, &stop);
+    every_two.checkpoints.every = 1;
+    every_two.checkpoints.keep = 3;
+    every_two.validation = Some(&validation);
+    every_two.validate_every = 1;
+    every_two.patience = Some(3);
+    let mut trainer = new(&recipe);
+    let mut losses = Vec::new();
+    let ending = run(
+        &mut trainer,
+        &mut batches(&config, 0, None),
+        every_two,
+        &mut |event| {
+            if let Event::Validation { loss, .. } = event {
+                losses.push(loss);
+            }
+        },
+    )
+    .unwrap();
+    let least = losses.iter().copied().fold(f64::INFINITY, f64::min);
+    let best = 1 + losses.iter().position(|loss| *loss == least).unwrap();
+    assert_eq!(ending, Ending::Settled { best }, "{losses:?}");
+    assert_eq!(losses.len(), best + 3);
+    let names = std::fs::read_dir(&folder.0).unwrap();
+    let names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let kept = names.filter(|name| name.starts_with("checkpoint-")).count();
+    assert_eq!(kept, 3);
+    let last = format!("checkpoint-{:08}", losses.len());
+    for adapter in ["best", &last] {
+        load(FAMILY).1.load_adapter(folder.0.join(adapter)).unwrap();
+    }
 }
 
 #[test]
@@ -223,12 +470,16 @@ fn an_adapter_that_changes_nothing_is_refused() {
     let (config, model) = load(FAMILY);
     let mut trainer = Trainer::new(model, short(lora())).unwrap();
     let probe = &singles(0, &config)[0];
-    let error = trainer.save_adapter(&folder.0, FAMILY, probe).unwrap_err();
+    let error = trainer
+        .save_adapter(&folder.0, Path::new(FAMILY), probe)
+        .unwrap_err();
     assert!(matches!(error, VlmTrainError::NoEffect { .. }), "{error}");
     for _ in 0..2 {
         trainer.step(&singles(0, &config)).unwrap();
     }
-    trainer.save_adapter(&folder.0, FAMILY, probe).unwrap();
+    trainer
+        .save_adapter(&folder.0, Path::new(FAMILY), probe)
+        .unwrap();
     let text = std::fs::read_to_string(folder.0.join("adapter_config.json")).unwrap();
     assert!(
         text.contains("\"r\": 4") && text.contains("language_model"),
@@ -246,7 +497,7 @@ fn the_cut_of_a_batch_makes_no_difference() {
     for trained in [
         lora(),
         TrainedParts::Lora(dropped),
-        TrainedParts::Full(ALL.to_vec()),
+        TrainedParts::Full(ALL.to_vec().into()),
     ] {
         let (config, model) = load(FAMILY);
         let trainer = Trainer::new(model, recipe(trained)).unwrap();

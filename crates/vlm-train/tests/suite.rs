@@ -1,12 +1,13 @@
 //! Training against transformers, itself and its checkpoints. One program, since each links all of
 //! burn; the tests that count memory are separate programs.
 
-#![allow(clippy::unwrap_used, reason = "test code")]
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, reason = "test code")]
 
 mod common;
 mod compare;
 mod generation;
 mod lazy;
+mod parts;
 mod precision;
 mod ranks;
 mod reference;

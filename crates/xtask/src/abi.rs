@@ -51,9 +51,9 @@ pub(crate) fn run(headers: Option<&Path>) -> Result<String> {
     };
     let operators = compare_operators()?;
     let runtime = headers.join("acl/acl_rt.h");
-    let runtime = fs::read_to_string(&runtime).map_err(|source| WheelError::File {
+    let runtime = plain_files::read_text(&runtime, u64::MAX).map_err(|error| WheelError::File {
         path: runtime,
-        source,
+        source: error.cause.into(),
     })?;
     let lacking: Vec<&str> = NEWER
         .into_iter()

@@ -90,7 +90,7 @@ pub(crate) fn cannot_access(path: &Path) -> impl FnOnce(io::Error) -> PackageErr
 }
 
 pub(crate) fn read(path: &Path) -> Result<String> {
-    fs::read_to_string(path).map_err(cannot_access(path))
+    plain_files::read_text(path, u64::MAX).map_err(|error| cannot_access(path)(error.cause.into()))
 }
 
 pub(crate) fn write(path: &Path, text: &str) -> Result<()> {

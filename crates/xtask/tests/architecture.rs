@@ -1,5 +1,6 @@
 //! The definitions named in docs/tables/words.md exist in the sources, and its words have no second
 //! definition. Names of functions keep the rule of `try_`.
+#![allow(clippy::disallowed_methods, reason = "test code")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -1,4 +1,5 @@
 //! The pages: their length by reader, avoided words, and the README's chart.
+#![allow(clippy::disallowed_methods, reason = "test code")]
 
 use std::fmt::Write;
 use std::fs;

@@ -1,5 +1,6 @@
 //! The operators: values by their mathematical definition in f64, shapes, types, views, refusals
 //! and lifetimes.
+#![allow(clippy::disallowed_methods, reason = "test code")]
 #![allow(unsafe_code, reason = "the tests call the C ABI, as programs do")]
 
 #[macro_use]

@@ -13,6 +13,8 @@ use std::{env, fs, io};
 pub(crate) const CACHE_VARIABLE: &str = "ROPE_ASCEND_CACHE";
 
 const MAGIC: &[u8; 8] = b"ropekrn1";
+/// The size limit of a file of kernels, which have a few MiB.
+pub(super) const MAX_KERNEL_BYTES: u64 = 1 << 30;
 const HEADER_BYTES: usize = MAGIC.len() + 3 * size_of::<u64>();
 
 /// The cache file of one compilation's kernels.
@@ -65,7 +67,7 @@ impl KernelFile {
 
     /// The binary, if the file exists and is intact.
     pub(crate) fn read(&self) -> Option<Vec<u8>> {
-        let mut file = fs::read(&self.path).ok()?;
+        let mut file = plain_files::read(&self.path, MAX_KERNEL_BYTES).ok()?;
         let (header, rest) = file.split_at_checked(HEADER_BYTES)?;
         let (magic, numbers) = header.split_at(MAGIC.len());
         let mut numbers = numbers.chunks_exact(size_of::<u64>()).map(|bytes| {

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use rope_core::Geometry;
 
+use super::kernel_files::MAX_KERNEL_BYTES;
 use super::kernels::Kernels;
 use super::rotator::Rotator;
 use crate::error::{AscendError, Result};
@@ -190,8 +191,9 @@ impl Npu {
             Target::Ascend(_) => {
                 if let Some(path) = std::env::var_os(KERNELS_VARIABLE) {
                     let path = PathBuf::from(path);
-                    let binary = std::fs::read(&path).map_err(|error| {
-                        let reason = format!("{KERNELS_VARIABLE} is {}: {error}", path.display());
+                    let binary = plain_files::read(&path, MAX_KERNEL_BYTES).map_err(|error| {
+                        let reason =
+                            format!("{KERNELS_VARIABLE} is {}: {}", path.display(), error.cause);
                         self.no_kernels(reason, "name the object that cmake built from kernels/")
                     })?;
                     return Kernels::load(stream, &binary);

@@ -1,9 +1,10 @@
 //! The kind of file at a path.
 
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::{self, Read};
+use std::io::Read;
 use std::path::Path;
+
+use plain_files::{Cause, FileError};
 
 use super::error::GoldenError;
 use super::prompts::PromptCases;
@@ -34,9 +35,13 @@ impl Artifact {
     /// not complete.
     pub fn open(path: &Path) -> Result<Self, GoldenError> {
         let other = |reason| Ok(Self::Other { reason });
-        if !path.metadata()?.is_file() {
-            return other(IRREGULAR);
-        }
+        match plain_files::open(path) {
+            Err(FileError {
+                cause: Cause::Irregular,
+                ..
+            }) => return other("it is no regular file"),
+            opened => opened?,
+        };
         match path.extension().and_then(|extension| extension.to_str()) {
             Some("safetensors") => {
                 if !is_claimed(&header(path)?) {
@@ -45,11 +50,11 @@ impl Artifact {
                          its tensors is q_out, k_out or head_frequencies",
                     );
                 }
-                let vectors = GoldenVectors::read(&std::fs::read(path)?)?;
+                let vectors = GoldenVectors::read(&plain_files::read(path, MAX_BYTES)?)?;
                 Ok(Self::Vectors(Box::new(vectors)))
             }
             Some("json") => {
-                let text = std::fs::read_to_string(path)?;
+                let text = plain_files::read_text(path, MAX_BYTES)?;
                 let value: serde_json::Value =
                     serde_json::from_str(&text).map_err(|error| GoldenError::Json {
                         detail: error.to_string(),
@@ -82,15 +87,8 @@ fn is_claimed(header: &HashMap<String, serde_json::Value>) -> bool {
         || header.keys().any(is_held)
 }
 
-const IRREGULAR: &str = "it is no regular file";
-
-/// Refuses a pipe, which would be waited for, and a device, which has no end.
-pub(crate) fn expect_regular(path: &Path) -> io::Result<()> {
-    if path.metadata()?.is_file() {
-        return Ok(());
-    }
-    Err(io::Error::other(IRREGULAR))
-}
+/// The size limit of a file that is read whole.
+pub(crate) const MAX_BYTES: u64 = 64 << 30;
 
 /// Longest header that is read: the safetensors library's own limit.
 const MOST_HEADER_BYTES: u64 = 100_000_000;
@@ -101,7 +99,7 @@ fn header(path: &Path) -> Result<HashMap<String, serde_json::Value>, GoldenError
     let broken = |detail: &str| GoldenError::Container {
         detail: detail.to_owned(),
     };
-    let mut file = File::open(path)?;
+    let mut file = plain_files::open(path)?;
     let mut length = [0; 8];
     file.read_exact(&mut length)
         .map_err(|_| broken("no header length in it"))?;

@@ -171,3 +171,9 @@ impl GoldenError {
         }
     }
 }
+
+impl From<plain_files::FileError> for GoldenError {
+    fn from(error: plain_files::FileError) -> Self {
+        Self::Io(error.cause.into())
+    }
+}

@@ -28,7 +28,7 @@ pub(crate) mod tensors;
 mod vectors;
 
 pub use artifact::Artifact;
-pub(crate) use artifact::expect_regular;
+pub(crate) use artifact::MAX_BYTES;
 pub use error::GoldenError;
 #[cfg(feature = "burn")]
 pub(crate) use error::lost_gradient;

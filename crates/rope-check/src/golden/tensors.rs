@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use safetensors::tensor::{Dtype, TensorView};
 use safetensors::{SafeTensorError, SafeTensors};
 
-use super::artifact::expect_regular;
+use super::artifact::MAX_BYTES;
 use super::error::GoldenError;
 use crate::buffer::{Buffer, DType};
 
@@ -82,12 +82,11 @@ impl Tensors {
     /// [`GoldenError::Io`]; [`GoldenError::Container`].
     #[cfg(feature = "models")]
     pub(crate) fn read(path: &Path) -> Result<Self, GoldenError> {
-        let named = |error: std::io::Error| {
-            let named = format!("{}: {error}", path.display());
-            std::io::Error::new(error.kind(), named)
-        };
-        let bytes = expect_regular(path).and_then(|()| std::fs::read(path));
-        let bytes = bytes.map_err(named)?;
+        let bytes = plain_files::read(path, MAX_BYTES).map_err(|error| {
+            let cause = std::io::Error::from(error.cause);
+            let named = format!("{}: {cause}", path.display());
+            std::io::Error::new(cause.kind(), named)
+        })?;
         let mut tensors = Self::parse(&bytes).map_err(|error| match error {
             GoldenError::Container { detail } => GoldenError::Container {
                 detail: format!("{}: {detail}", path.display()),

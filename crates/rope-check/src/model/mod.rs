@@ -21,7 +21,7 @@ use vlm_models::{Batch, Inputs, Trace, Vlm, VlmConfig, VlmError};
 use self::prompt::OwnedPrompt;
 use crate::buffer::DType;
 use crate::golden::tensors::{Tensors, Values, largest};
-use crate::golden::{GoldenError, Row, Worst, expect_regular, reasons, version_of};
+use crate::golden::{GoldenError, MAX_BYTES, Row, Worst, reasons, version_of};
 use crate::tolerance::{Operation, allowed};
 
 /// The largest rounding of an angle in f32, relative to it; angles of transformers are such.
@@ -121,9 +121,10 @@ pub fn is_model_folder(folder: &Path) -> bool {
 
 /// The text of a file of a folder.
 fn read_text(folder: &Path, file: &'static str) -> Result<String, ModelError> {
-    let path = folder.join(file);
-    let text = expect_regular(&path).and_then(|()| std::fs::read_to_string(&path));
-    text.map_err(|source| ModelError::Read { file, source })
+    plain_files::read_text(&folder.join(file), MAX_BYTES).map_err(|error| ModelError::Read {
+        file,
+        source: error.cause.into(),
+    })
 }
 
 /// Where models compute, and how.

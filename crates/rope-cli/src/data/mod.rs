@@ -1,11 +1,12 @@
 //! `mrope data`: training data, before a model is trained on them.
 
 mod lengths;
+pub(crate) mod options;
 mod page;
 mod report;
 
 use std::error::Error;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -14,17 +15,20 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand, ValueHint};
 use indicatif::{ProgressBar, ProgressStyle};
-use vlm_data::check::{CheckOptions, DataReport, check_data};
+use vlm_data::SampleEncoder;
+use vlm_data::check::{CheckOptions, DataReport, Severity, check_data};
+use vlm_data::text::TextError;
 use vlm_data::text::format::Conversations;
-use vlm_data::text::{FileOptions, Format, Overlong, TextError};
-use vlm_data::{SampleEncoder, SampleOptions};
 
+use self::options::{LabelArgs, OnFault, RecordArgs, TooLong};
 use self::report::Checked;
-use crate::arguments::{MAX_TOKENS, count_in, one_of};
+use crate::arguments::count_in;
 use crate::stdio::{note, stdout};
 
 const FORMAT: &str = include_str!("format.txt");
 const LENGTHS: &str = "lengths.svg";
+/// The kind of finding about conversations above the limit.
+const TOO_LONG: &str = "too-long";
 /// Between two lines of progress, where there is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
@@ -44,7 +48,8 @@ enum DataCommand {
 ///
 /// Renders and counts every sample as in training, and decodes every picture. Lists errors (records
 /// that give no sample) and warnings with their lines, then the lengths of samples, the trained
-/// share, and the fill of packed rows. The exit code is 1 if there are errors.
+/// share, and the fill of packed rows. The exit code is 1 if there are errors, unless --on-error
+/// skip leaves their records out.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = FORMAT)]
 struct CheckArgs {
@@ -55,21 +60,10 @@ struct CheckArgs {
     /// preprocessor_config.json. Weights are not read.
     #[arg(long, value_name = "FOLDER", value_hint = ValueHint::DirPath)]
     model: PathBuf,
-    /// Base folder of relative picture paths. Default: the folder of the file.
-    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
-    media: Option<PathBuf>,
-    /// Format of the records; any recognises each record by its keys.
-    #[arg(long, default_value = "any", value_parser = one_of(&FORMATS, format_name))]
-    format: Format,
-    /// Length limit in training. Longer samples lose their oldest turns.
-    #[arg(long, value_name = "N", value_parser = count_in(1..=MAX_TOKENS))]
-    max_tokens: Option<usize>,
-    /// Largest area of a picture, in pixels after resizing. Default: the folder's.
-    #[arg(long, value_name = "N", value_parser = count_in(1..=1 << 40))]
-    max_pixels: Option<usize>,
-    /// Frames per second of videos whose record states none.
-    #[arg(long, value_parser = rate)]
-    fps: Option<f64>,
+    #[command(flatten)]
+    records: RecordArgs,
+    #[command(flatten)]
+    labels: LabelArgs,
     /// Read only the headers of pictures: faster, but misses damage after them.
     #[arg(long)]
     headers: bool,
@@ -85,31 +79,6 @@ struct CheckArgs {
     /// Folder for the drawings.
     #[arg(long, value_name = "DIR", default_value = "out/data")]
     out: PathBuf,
-}
-
-const FORMATS: [Format; 5] = [
-    Format::Recognised,
-    Format::Messages,
-    Format::ShareGpt,
-    Format::Llava,
-    Format::Alpaca,
-];
-
-fn format_name(format: Format) -> &'static str {
-    match format {
-        Format::Recognised => "any",
-        Format::Messages => "messages",
-        Format::ShareGpt => "sharegpt",
-        Format::Llava => "llava",
-        Format::Alpaca => "alpaca",
-    }
-}
-
-fn rate(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(rate) if rate.is_finite() && rate > 0.0 => Ok(rate),
-        _ => Err("expected a number of frames per second, above 0".to_owned()),
-    }
 }
 
 /// Runs the command.
@@ -145,29 +114,25 @@ pub(crate) fn run(args: &DataArgs) -> Result<ExitCode, Box<dyn Error>> {
         checked.print(&mut out)?;
     }
     out.flush()?;
-    Ok(match report.has_errors() {
-        true => ExitCode::FAILURE,
-        false => ExitCode::SUCCESS,
-    })
+    let is_left_out = |kind: &str| {
+        let records = &args.records;
+        records.on_error == OnFault::Skip || (records.too_long == TooLong::Skip && kind == TOO_LONG)
+    };
+    Ok(
+        match report
+            .of(Severity::Error)
+            .all(|found| is_left_out(found.kind))
+        {
+            true => ExitCode::SUCCESS,
+            false => ExitCode::FAILURE,
+        },
+    )
 }
 
 impl CheckArgs {
     fn encoder(&self) -> Result<SampleEncoder, Box<dyn Error>> {
-        let mut options = SampleOptions {
-            max_pixels: self.max_pixels.map(|pixels| pixels as u64),
-            fps: self.fps,
-            ..SampleOptions::default()
-        };
-        options.encode.max_tokens = self.max_tokens;
-        options.encode.overlong = Overlong::DropOldestTurns;
+        let options = self.records.samples(Some(&self.labels));
         Ok(SampleEncoder::from_folder(&self.model, options)?)
-    }
-
-    fn file_options(&self) -> FileOptions {
-        let mut options = FileOptions::default();
-        options.format = self.format;
-        options.media_folder.clone_from(&self.media);
-        options
     }
 
     /// The records of the file, read through a bar.
@@ -175,12 +140,15 @@ impl CheckArgs {
         &self,
         bar: &ProgressBar,
     ) -> Result<Conversations<impl std::io::BufRead + use<>>, String> {
-        let error = |error| format!("cannot read {}: {error}", self.file.display());
-        let file = File::open(&self.file).map_err(error)?;
-        bar.set_length(file.metadata().map_err(error)?.len());
+        let file = plain_files::open(&self.file).map_err(|error| error.to_string())?;
+        bar.set_length(file.metadata().map_or(0, |data| data.len()));
         let folder = self.file.parent().unwrap_or(Path::new(""));
         let input = BufReader::with_capacity(1 << 16, bar.wrap_read(file));
-        Ok(Conversations::new(input, folder, &self.file_options()))
+        Ok(Conversations::new(
+            input,
+            folder,
+            &self.records.file_options(),
+        ))
     }
 
     /// Checks the whole file.

@@ -2,7 +2,6 @@
 
 use std::error::Error;
 use std::fmt::Write as _;
-use std::fs;
 use std::path::Path;
 
 use rope_core::position_ids::{PositionIds, PositionRules, Prompt, Rows};
@@ -126,7 +125,8 @@ impl<'a> Shown<'a> {
         conversation: &Conversation,
         sample: &'a TrainingSample,
     ) -> Result<Self, Box<dyn Error>> {
-        let config = fs::read_to_string(args.model.join("config.json"))?;
+        let config =
+            plain_files::read_text(&args.model.join("config.json"), plain_files::MAX_TEXT_BYTES)?;
         let ids = PositionRules::from_hf_config(&config)?.position_ids(&Prompt {
             input_ids: &sample.text.input_ids,
             rows: Rows::Batch(1),

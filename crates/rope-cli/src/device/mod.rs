@@ -24,6 +24,7 @@ use serde::Serialize;
 pub(crate) use self::served::NpuRanks;
 use self::served::ServedNpu;
 use crate::gpu;
+use crate::memory::resident;
 
 /// The name of a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -269,6 +270,14 @@ impl Compute {
         self.npu()
             .map_or(Ok(()), |npu| npu.reset_peak_memory())
             .map_err(|error| ExecutionError::with_context(error.to_string()))
+    }
+
+    /// Bytes in use: of an NPU of this process at most so far, of the CPU now.
+    pub(crate) fn memory_bytes(&self) -> Option<u64> {
+        match self.npu() {
+            Some(npu) => npu.memory().ok().map(|memory| memory.peak_bytes as u64),
+            None => resident().filter(|_| self.device == BurnDevice::flex()),
+        }
     }
 
     /// The usage of an NPU of this process since then; nothing for other devices.

@@ -2,8 +2,8 @@
 
 use std::env::VarError;
 use std::error::Error;
-use std::fs::{File, Metadata, OpenOptions};
-use std::io::{self, Read as _};
+use std::fs::File;
+use std::io::Read as _;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -11,6 +11,7 @@ use burn::tensor::distributed::{ReduceOperation, all_reduce};
 use burn::tensor::{Device as BurnDevice, Tensor};
 use burn_ascend::serve::Token;
 use burn_ascend::{AscendDevice, AscendHost, Ranks, fallbacks, reset_fallbacks};
+use plain_files::{Cause, FileError};
 use rope_ascend::AscendError;
 use rope_ascend::safe::{MemoryUse, RootInfo, Traffic};
 use vlm_train::Collective;
@@ -283,18 +284,22 @@ const TOKEN_BYTES: u64 = 4096;
 /// # Errors
 /// If the file is none, cannot be read, is empty or holds more than a token.
 pub(crate) fn read_token(path: &Path) -> Result<Token, Box<dyn Error>> {
-    // Opening a pipe would wait for its other end.
-    regular(path.metadata(), path)?;
-    let file = File::open(path);
-    token_of(
-        file.map_err(|error| format!("the token file {}: {error}", path.display()))?,
-        path,
-    )
+    token_of(plain_files::open(path).map_err(unopened)?, path)
+}
+
+/// The message for a token file that cannot be opened.
+fn unopened(error: FileError) -> String {
+    let (path, cause) = (error.path.display(), error.cause);
+    match cause {
+        Cause::Irregular => format!(
+            "{path} is no regular file; expected a file with a token, or the path of one to make"
+        ),
+        cause => format!("the token file {path}: {cause}"),
+    }
 }
 
 /// As [`read_token`], of a file that is open.
 fn token_of(file: File, path: &Path) -> Result<Token, Box<dyn Error>> {
-    regular(file.metadata(), path)?;
     let wrong = |error| format!("the token file {}: {error}", path.display());
     let mut text = String::new();
     let read = file.take(TOKEN_BYTES + 1).read_to_string(&mut text);
@@ -309,33 +314,21 @@ fn token_of(file: File, path: &Path) -> Result<Token, Box<dyn Error>> {
     Token::new(&text).map_err(|_| format!("the token file {} is empty", path.display()).into())
 }
 
-/// The metadata of a token file, which is neither a folder nor a pipe.
-fn regular(found: io::Result<Metadata>, path: &Path) -> Result<Metadata, String> {
-    let path = path.display();
-    let found = found.map_err(|error| format!("the token file {path}: {error}"))?;
-    if found.is_file() {
-        return Ok(found);
-    }
-    Err(format!(
-        "{path} is no regular file; expected a file with a token, or the path of one to make"
-    ))
-}
-
 /// The token in a file of this user that nobody else can read. The file is opened once: what is
 /// checked is what is read.
 pub(crate) fn own_token(path: &Path) -> Result<Token, Box<dyn Error>> {
-    let file = open_no_link(path).map_err(|error| {
+    let file = plain_files::open_no_link(path).map_err(|error| {
         let link = if path.is_symlink() {
             " (it is a link; name the file itself)"
         } else {
             ""
         };
-        format!("the token file {}: {error}{link}", path.display())
+        format!("{}{link}", unopened(error))
     })?;
     #[cfg(unix)]
     {
         use std::os::unix::fs::MetadataExt as _;
-        let found = regular(file.metadata(), path)?;
+        let found = file.metadata()?;
         let (path, user) = (path.display(), rustix::process::geteuid().as_raw());
         if found.uid() != user {
             return Err(format!(
@@ -354,18 +347,4 @@ pub(crate) fn own_token(path: &Path) -> Result<Token, Box<dyn Error>> {
         }
     }
     token_of(file, path)
-}
-
-/// Opens a file for reading, without waiting for the other end of a pipe.
-fn open_no_link(path: &Path) -> io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.read(true);
-    #[cfg(unix)]
-    {
-        use rustix::fs::OFlags;
-        use std::os::unix::fs::OpenOptionsExt as _;
-        let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
-        options.custom_flags(flags.bits().cast_signed());
-    }
-    options.open(path)
 }

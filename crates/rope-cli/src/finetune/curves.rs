@@ -1,7 +1,6 @@
 //! `curves.svg`: loss, gradient norm and rate over the steps, from the log.
 
 use std::error::Error;
-use std::fs;
 use std::path::Path;
 
 use plotters::prelude::*;
@@ -27,7 +26,7 @@ struct Line {
 /// # Errors
 /// If the log cannot be read or the picture not be written.
 pub(super) fn draw(log: &Path, picture: &Path) -> Result<(), Box<dyn Error>> {
-    let text = fs::read_to_string(log)?;
+    let text = plain_files::read_text(log, u64::MAX)?;
     let lines: Vec<Line> = text
         .lines()
         .map(serde_json::from_str)

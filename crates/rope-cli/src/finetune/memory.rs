@@ -5,8 +5,7 @@ use std::error::Error;
 use std::io::Write;
 
 use rope_bench::rows::bytes;
-use vlm_data::text::DataIndex;
-use vlm_data::{GlobalBatch, Loader, SampleEncoder, TrainingSample};
+use vlm_data::{DataSet, GlobalBatch, Loader, SampleEncoder, TrainingSample};
 use vlm_train::{MemoryPlan, MicroShape, StepMemory};
 
 use super::options::FinetuneArgs;
@@ -23,11 +22,11 @@ pub(super) fn print(
     args: &FinetuneArgs,
     plan: &MemoryPlan,
     encoder: &SampleEncoder,
-    index: &DataIndex,
+    data: &DataSet,
 ) -> Result<(), Box<dyn Error>> {
     let (mut all, mut longest) = (MicroShape::default(), 0);
-    let mut reader = index.reader()?;
-    for record in 0..index.len().min(LOOKED_AT) {
+    let mut reader = data.reader();
+    for record in 0..data.len().min(LOOKED_AT) {
         let shape = sample_shape(&encoder.measure(&reader.read(record)?)?);
         longest = longest.max(shape.tokens);
         all.tokens += shape.tokens;

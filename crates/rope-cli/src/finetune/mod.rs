@@ -1,86 +1,93 @@
 //! `mrope finetune`: a thin user of `vlm-train`.
 
 mod curves;
+mod data;
+pub(crate) mod file;
 mod memory;
 mod model;
 mod options;
 mod progress;
 mod several;
+mod stop;
+mod trained;
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::error::Error;
 use std::fs;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use burn::tensor::Device;
-use signal_hook::consts::SIGINT;
-use signal_hook::flag;
-use vlm_data::text::{DataIndex, FileOptions};
-use vlm_data::{BatchSize, Cut, Loader, LoaderOptions, MicroBatch, SampleEncoder, SampleOptions};
-use vlm_models::{VlmConfig, VlmError};
+use vlm_data::{BatchSize, DataSet, Loader, LoaderOptions, SampleEncoder};
+use vlm_models::{GenerationConfig, VlmConfig, VlmError};
 use vlm_train::{
-    Collective, Ending, Event, MemoryPlan, Questions, Rank, Recipe, RunOptions, TrainedParts,
-    Trainer, VlmTrainError,
+    Batches, Checkpoints, Collective, Ending, Event, Identity, MemoryPlan, Questions, Rank, Recipe,
+    RunFolder, RunOptions, TrainedParts, Trainer, VlmTrainError, stop_tokens,
 };
 
 use crate::device::{Compute, explained_reason};
+use crate::files::replace;
 use crate::stdio::{note, stdout};
 
+use data::{Files, RunData};
 use memory::{Metered, StepMeter};
-pub(crate) use options::{FinetuneArgs, Precision};
+pub(crate) use options::{FinetuneArgs, Precision, headed};
 use progress::Progress;
+use stop::Stop;
 
 /// The folder of the adapter, and that of a model that was trained whole.
 const ADAPTER: &str = "adapter";
 const MODEL: &str = "model";
 /// Loss, gradient norm and rate over the steps.
 const CURVES: &str = "curves.svg";
-/// The exit code that a shell reports for a process that SIGINT ended.
-const INTERRUPTED: i32 = 128 + 2;
+/// The options of the run, for the next one.
+const OPTIONS: &str = "options.toml";
+/// Bytes of validation samples that are made ahead.
+const AHEAD_BYTES: usize = 64 << 20;
 
 /// The inputs that all devices of a run share.
 struct Job {
     args: FinetuneArgs,
     config: VlmConfig,
     encoder: Arc<SampleEncoder>,
-    index: Arc<DataIndex>,
+    data: RunData,
     recipe: Recipe,
     plan: MemoryPlan,
-    validation: Vec<MicroBatch>,
     questions: Option<Questions>,
-    identity: BTreeMap<String, String>,
-    stop: Arc<AtomicBool>,
+    identity: Identity,
+    folder: RunFolder,
+    stop: Stop,
 }
 
 /// The membership of a device in a group: its rank, and the sums over all ranks.
 type Membership<'a> = (&'a Rank, Arc<dyn Collective>);
 
-/// Fine-tunes, saves and reports.
+/// The result of a device's training.
+enum Trained {
+    /// Not the first rank.
+    Elsewhere,
+    /// In this folder.
+    Saved(PathBuf),
+    /// By a signal.
+    Stopped,
+}
+
+/// Fine-tunes, saves and reports. The exit code tells of a run that a signal stopped.
 ///
 /// # Errors
 /// Those of the device, the model, the data and the run, each with what to do.
-pub(crate) fn run(args: &FinetuneArgs) -> Result<(), Box<dyn Error>> {
-    let args = &args.with_variables(|name| std::env::var(name).ok())?;
+pub(crate) fn run(args: &FinetuneArgs) -> Result<ExitCode, Box<dyn Error>> {
+    let args = args.with_variables(|name| std::env::var(name).ok())?;
+    let args = args.resolved()?;
     let config = VlmConfig::from_folder(&args.folder)?;
-    let mut samples = SampleOptions {
-        max_pixels: args.max_pixels,
-        ..SampleOptions::default()
-    };
-    samples.encode.max_tokens = Some(args.micro_tokens);
+    let args = args.with_trained(&config)?;
+    let samples = args.records.samples(Some(&args.labels));
     let encoder = Arc::new(SampleEncoder::from_folder(&args.folder, samples)?);
-    let index = open_data(&args.data)?;
-    let steps = match args.steps {
-        Some(steps) => steps,
-        None => steps_of_epochs(args, &encoder, &index)?,
-    };
-    let recipe = args.recipe(steps);
+    let files = Files::open(&args)?;
     let ranks = args.hosts * args.device.len();
-    let plan = MemoryPlan::new(&config, &recipe, args.dtype())?;
-    let plan = plan.with_ranks(ranks, args.optimizer_state());
     if args.shard_optimizer && ranks == 1 {
         return Err(
             "--shard-optimizer divides the optimizer's state among devices; name several \
@@ -88,68 +95,109 @@ pub(crate) fn run(args: &FinetuneArgs) -> Result<(), Box<dyn Error>> {
                 .into(),
         );
     }
+    let plan = |recipe: &Recipe| -> Result<MemoryPlan, VlmTrainError> {
+        let plan = MemoryPlan::new(&config, recipe, args.dtype())?;
+        Ok(plan.with_ranks(ranks, args.optimizer_state()))
+    };
     if args.plan {
-        return memory::print(args, &plan, &encoder, &index);
+        // The number of steps changes no memory.
+        let plan = plan(&args.recipe(usize::MAX >> 16))?;
+        memory::print(&args, &plan, &encoder, &files.train)?;
+        return Ok(ExitCode::SUCCESS);
     }
+    let folder = match args.host {
+        _ if args.prove_cut => RunFolder::shared(&args.out),
+        0 => RunFolder::own(&args.out)?,
+        _ => RunFolder::shared(&args.out),
+    };
+    let stop = Stop::new()?;
+    let parts = args.recipe(1 << 40);
+    let Some(data) = files.survey(&args, &encoder, &parts, stop.flag())? else {
+        note("stopped before the first step");
+        return Ok(stop.code());
+    };
+    let epochs = args.loader_options().batches(&data.lengths);
+    let recipe = args.recipe(args.steps.map_or(usize::try_from(epochs), Ok)?);
     let job = Job {
-        args: args.clone(),
+        plan: plan(&recipe)?,
         config,
         recipe,
-        plan,
-        validation: validation(args, &encoder)?,
-        questions: questions(args, &encoder, &index)?,
-        identity: identity(args, &index)?,
+        questions: questions(&args, &encoder, &data)?,
+        identity: identity(&args, &data.train)?,
+        data,
         encoder,
-        index,
-        stop: interrupted()?,
+        folder,
+        stop,
+        args,
     };
-    let saved = if args.is_several() {
-        if args.prove_cut {
-            return Err("--prove-cut computes on one device; name one".into());
-        }
-        several::train(job)?
-    } else {
-        let compute = Compute::open(&args.device[0], &args.token)?;
-        if args.prove_cut {
-            let model = model::load(args, &job.config, compute.device())?;
-            let trainer = Trainer::new(model, job.recipe)?;
-            return prove_cut(&trainer, &job.encoder, &job.index, args.batch);
-        }
-        compute.start_counting()?;
-        let saved = job.train(compute.device(), None).map_err(told)?;
-        if saved.is_some()
-            && !args.quiet
-            && let Some(usage) = compute.usage()?
-        {
-            for (name, value) in usage.rows() {
-                note(format_args!("{name}: {value}"));
-            }
-        }
-        saved
-    };
-    if let Some(saved) = saved {
-        writeln!(stdout(), "{}", saved.display())?;
-    }
-    Ok(())
+    job.run()
 }
 
 impl Job {
-    /// Trains on one device. Returns the folder of what was saved, on the first rank of a run that
-    /// is finished.
+    /// Trains on the devices of the options, or compares cuts.
+    fn run(self) -> Result<ExitCode, Box<dyn Error>> {
+        let (quiet, stop) = (self.args.quiet, self.stop.clone());
+        if self.args.is_several() && self.args.prove_cut {
+            return Err("--prove-cut computes on one device; name one".into());
+        }
+        let trained = if self.args.is_several() {
+            self.write_options()?;
+            several::train(self)?
+        } else {
+            let compute = Compute::open(&self.args.device[0], &self.args.token)?;
+            if self.args.prove_cut {
+                let recipe = self.recipe.clone();
+                let trainer = model::trainer(&self.args, &self.config, recipe, compute.device())?;
+                self.prove_cut(&trainer)?;
+                return Ok(ExitCode::SUCCESS);
+            }
+            self.write_options()?;
+            compute.start_counting()?;
+            let memory = || compute.memory_bytes();
+            let trained = self.train(compute.device(), None, &memory).map_err(told)?;
+            if matches!(trained, Trained::Saved(_))
+                && !quiet
+                && let Some(usage) = compute.usage()?
+            {
+                for (name, value) in usage.rows() {
+                    note(format_args!("{name}: {value}"));
+                }
+            }
+            trained
+        };
+        match trained {
+            Trained::Saved(folder) => writeln!(stdout(), "{}", folder.display())?,
+            Trained::Elsewhere => {}
+            Trained::Stopped => return Ok(stop.code()),
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// Writes the options of the run beside its results.
+    fn write_options(&self) -> Result<(), Box<dyn Error>> {
+        let path = self.args.out.join(OPTIONS);
+        if self.args.host == 0 {
+            replace(&path, self.args.written.as_bytes())
+                .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
+        }
+        Ok(())
+    }
+
+    /// Trains on one device; `memory` tells the bytes in use.
     fn train(
         &self,
         device: &Device,
         membership: Option<Membership<'_>>,
-    ) -> Result<Option<PathBuf>, Box<dyn Error>> {
+        memory: &dyn Fn() -> Option<u64>,
+    ) -> Result<Trained, Box<dyn Error>> {
         let args = &self.args;
         let alone = membership.is_none();
         let mut meter = alone.then(|| StepMeter::start(self.plan.clone(), &args.device[0]));
-        let model = model::load(args, &self.config, device)?;
-        let mut trainer = Trainer::new(model, self.recipe.clone())?;
+        let mut trainer = model::trainer(args, &self.config, self.recipe.clone(), device)?;
         let mut loading = args.loader_options();
         if let (Some(steps), BatchSize::Samples(samples)) = (args.steps, loading.batch) {
             // Threads make no sample ahead that no step takes.
-            let epoch_steps = self.index.len().div_ceil(samples);
+            let epoch_steps = self.data.train.len().div_ceil(samples);
             loading.epochs = steps.div_ceil(epoch_steps.max(1)) as u64;
         }
         if let Some((rank, collective)) = membership {
@@ -170,19 +218,58 @@ impl Job {
         if is_first && !args.quiet {
             note(format_args!(
                 "training {trained} parameters on {} conversations in {steps} steps",
-                self.index.len()
+                self.data.train.len()
             ));
         }
         let position = trainer.position();
-        let (encoding, reading) = (self.encoder.clone(), self.index.clone());
+        let (encoding, reading) = (self.encoder.clone(), self.data.train.clone());
+        let validating = LoaderOptions {
+            // Of one micro-batch; several ranks would each build the samples of all.
+            batch: match loading.ranks {
+                1 => BatchSize::Tokens(args.micro_tokens),
+                _ => loading.batch,
+            },
+            seed: None,
+            epochs: 1,
+            ahead_bytes: AHEAD_BYTES.min(loading.ahead_bytes),
+            ..loading.clone()
+        };
         let mut loader = Loader::new(encoding, reading, loading, position)?;
+        let validation = || -> vlm_data::Result<Batches<'_>> {
+            let (encoder, set) = (self.encoder.clone(), self.data.validation.clone());
+            let set = set.unwrap_or_else(|| self.data.train.clone());
+            Ok(Box::new(Loader::new(
+                encoder,
+                set,
+                validating.clone(),
+                None,
+            )?))
+        };
         let mut progress = is_first.then(|| Progress::new(steps, trainer.steps(), args.quiet));
         let meter = RefCell::new(meter);
         let mut batches = Metered {
             batches: &mut loader,
             meter: &meter,
         };
-        let ending = vlm_train::run(&mut trainer, &mut batches, self.options(), &mut |event| {
+        let options = RunOptions {
+            folder: &self.folder,
+            identity: &self.identity,
+            base: &args.folder,
+            records: self.data.train.len(),
+            checkpoints: Checkpoints {
+                every: args.checkpoint_every,
+                interval: Duration::from_secs_f64(60.0 * args.checkpoint_minutes),
+                keep: args.keep,
+            },
+            validation: self.data.validation.is_some().then_some(&validation),
+            patience: args.patience,
+            questions: self.questions.as_ref(),
+            validate_every: args.validate_every,
+            record_step: args.record_step,
+            memory,
+            stop: self.stop.flag(),
+        };
+        let ending = vlm_train::run(&mut trainer, &mut batches, options, &mut |event| {
             if let Some(meter) = meter.borrow_mut().as_mut()
                 && matches!(event, Event::Step(_))
             {
@@ -193,20 +280,29 @@ impl Job {
             }
         })?;
         let Some(progress) = progress else {
-            return Ok(None);
+            return Ok(match ending {
+                Ending::Stopped => Trained::Stopped,
+                _ => Trained::Elsewhere,
+            });
         };
         progress.finish();
         curves::draw(&args.out.join("log.jsonl"), &args.out.join(CURVES))?;
-        if ending == Ending::Stopped {
-            note(format_args!(
-                "stopped after step {}; --resume continues",
-                trainer.steps()
-            ));
-            return Ok(None);
+        match ending {
+            Ending::Stopped => {
+                note(format_args!(
+                    "stopped after step {}; --resume continues",
+                    trainer.steps()
+                ));
+                return Ok(Trained::Stopped);
+            }
+            Ending::Settled { best } => note(format_args!(
+                "the validation loss has not fallen since step {best}, whose result is in best/"
+            )),
+            Ending::Finished => {}
         }
-        let saved = save(args, &trainer, &self.encoder, &self.index)?;
+        let saved = self.save(&trainer)?;
         if args.quiet {
-            return Ok(Some(saved));
+            return Ok(Trained::Saved(saved));
         }
         let waiting = 100.0 * loader.waiting_share();
         note(format_args!(
@@ -215,20 +311,47 @@ impl Job {
         if let Some(meter) = meter.borrow().as_ref() {
             meter.report();
         }
-        Ok(Some(saved))
+        Ok(Trained::Saved(saved))
     }
 
-    fn options(&self) -> RunOptions<'_> {
-        RunOptions {
-            folder: &self.args.out,
-            identity: &self.identity,
-            checkpoint_every: self.args.checkpoint_every,
-            validation: &self.validation,
-            questions: self.questions.as_ref(),
-            validate_every: self.args.validate_every,
-            record_step: self.args.record_step,
-            stop: &self.stop,
+    /// Saves what was trained, and returns its folder.
+    fn save(&self, trainer: &Trainer) -> Result<PathBuf, Box<dyn Error>> {
+        let args = &self.args;
+        Ok(match &trainer.recipe().trained {
+            TrainedParts::Lora(_) => {
+                let folder = args.out.join(ADAPTER);
+                let probe = self.data.probe(args, &self.encoder)?;
+                trainer.save_adapter(&folder, &args.folder, &probe)?;
+                folder
+            }
+            TrainedParts::Full(_) => {
+                let folder = args.out.join(MODEL);
+                trainer.save_result(&folder, &args.folder)?;
+                folder
+            }
+        })
+    }
+
+    /// Compares a step over the first conversations in four cuts.
+    fn prove_cut(&self, trainer: &Trainer) -> Result<(), Box<dyn Error>> {
+        let mut reader = self.data.train.reader();
+        let mut samples = Vec::new();
+        for record in 0..self.data.train.len().min(self.args.batch) {
+            samples.push(self.encoder.encode(&reader.read(record)?)?);
         }
+        let found = trainer.prove_cut(&samples)?;
+        writeln!(
+            stdout(),
+            "one step over {} conversations: packed into one micro-batch, padded into one, packed \
+             into several, and one by one\n\
+             largest relative difference of the loss {:.1e}, of the gradient's norm {:.1e}, of the \
+             gradient {:.1e}",
+            samples.len(),
+            found.loss,
+            found.gradient_norm,
+            found.gradient
+        )?;
+        Ok(())
     }
 }
 
@@ -248,148 +371,33 @@ fn told(error: Box<dyn Error>) -> Box<dyn Error> {
     .into()
 }
 
-/// Saves what was trained, and returns its folder.
-fn save(
-    args: &FinetuneArgs,
-    trainer: &Trainer,
-    encoder: &SampleEncoder,
-    index: &DataIndex,
-) -> Result<PathBuf, Box<dyn Error>> {
-    Ok(match &trainer.recipe().trained {
-        TrainedParts::Lora(_) => {
-            let folder = args.out.join(ADAPTER);
-            // The first conversation shows the adapter's effect.
-            let first = encoder.encode(&index.reader()?.read(0)?)?;
-            let tokens = args.micro_tokens;
-            let probe = MicroBatch::new(vec![first], Cut::Packed { tokens })?;
-            trainer.save_adapter(&folder, &args.folder.display().to_string(), &probe)?;
-            folder
-        }
-        TrainedParts::Full(_) => {
-            let folder = args.out.join(MODEL);
-            fs::create_dir_all(&folder)?;
-            model::copy_others(&args.folder, &folder)?;
-            trainer.model().save(&folder)?;
-            folder
-        }
-    })
-}
-
-/// Compares a step over the first conversations in four cuts.
-fn prove_cut(
-    trainer: &Trainer,
-    encoder: &SampleEncoder,
-    index: &DataIndex,
-    batch: usize,
-) -> Result<(), Box<dyn Error>> {
-    let mut reader = index.reader()?;
-    let mut samples = Vec::new();
-    for record in 0..index.len().min(batch) {
-        samples.push(encoder.encode(&reader.read(record)?)?);
-    }
-    let found = trainer.prove_cut(&samples)?;
-    writeln!(
-        stdout(),
-        "one step over {} conversations: packed into one micro-batch, padded into one, packed into \
-         several, and one by one\n\
-         largest relative difference of the loss {:.1e}, of the gradient's norm {:.1e}, of the \
-         gradient {:.1e}",
-        samples.len(),
-        found.loss,
-        found.gradient_norm,
-        found.gradient
-    )?;
-    Ok(())
-}
-
-/// The steps of all epochs; where tokens decide, by the lengths of all conversations.
-fn steps_of_epochs(
-    args: &FinetuneArgs,
-    encoder: &SampleEncoder,
-    index: &DataIndex,
-) -> Result<usize, Box<dyn Error>> {
-    let lengths = match args.batch_size() {
-        BatchSize::Samples(_) => vec![0; index.len()],
-        BatchSize::Tokens(_) => {
-            let mut reader = index.reader()?;
-            let measure = |record| -> Result<usize, Box<dyn Error>> {
-                Ok(encoder.measure(&reader.read(record)?)?.tokens())
-            };
-            (0..index.len()).map(measure).collect::<Result<_, _>>()?
-        }
-    };
-    Ok(usize::try_from(args.loader_options().batches(&lengths))?)
-}
-
 /// The identity of the run: a checkpoint of another identity is refused.
-fn identity(
-    args: &FinetuneArgs,
-    index: &DataIndex,
-) -> Result<BTreeMap<String, String>, Box<dyn Error>> {
-    let folder = fs::canonicalize(&args.folder)?;
-    let weights = model::fingerprint(&folder)?;
-    let of = [
-        ("model", folder.display().to_string()),
-        ("weights", format!("{weights:016x}")),
-        ("precision", format!("{:?}", args.precision)),
-        ("cut", format!("{:?}", args.loader_options().cut)),
-        ("batch", format!("{:?}", args.batch_size())),
-        ("pixels", format!("{:?}", args.max_pixels)),
-        ("data", format!("{:016x}", index.fingerprint())),
-    ];
-    Ok(of.map(|(name, value)| (name.to_owned(), value)).into())
+fn identity(args: &FinetuneArgs, data: &DataSet) -> Result<Identity, Box<dyn Error>> {
+    let weights = model::fingerprint(&fs::canonicalize(&args.folder)?)?;
+    let mut identity = args.identity();
+    for (name, number) in [("weights", weights), ("data", data.fingerprint())] {
+        identity.insert(name.to_owned(), format!("{number:016x}").into());
+    }
+    if let Some(adapter) = &args.what.adapter {
+        let number = model::fingerprint(adapter)?;
+        identity.insert("adapter".to_owned(), format!("{number:016x}").into());
+    }
+    Ok(identity)
 }
 
-/// The first conversations of what is validated on, or of the data, to be answered.
+/// The first conversations of the validation data, or of the data, to be answered.
 fn questions(
     args: &FinetuneArgs,
     encoder: &Arc<SampleEncoder>,
-    index: &Arc<DataIndex>,
+    data: &RunData,
 ) -> Result<Option<Questions>, Box<dyn Error>> {
     if args.samples == 0 {
         return Ok(None);
     }
-    let index = match &args.val {
-        Some(path) => open_data(path)?,
-        None => index.clone(),
-    };
-    let mut reader = index.reader()?;
-    let mut samples = Vec::new();
-    for record in 0..index.len().min(args.samples) {
-        samples.push(encoder.encode(&reader.read(record)?)?);
-    }
-    Ok(Some(Questions::new(encoder.clone(), samples)?))
-}
-
-fn open_data(path: &Path) -> Result<Arc<DataIndex>, Box<dyn Error>> {
-    Ok(Arc::new(DataIndex::open(path, FileOptions::default())?))
-}
-
-/// All micro-batches of the file that is validated on.
-fn validation(
-    args: &FinetuneArgs,
-    encoder: &Arc<SampleEncoder>,
-) -> Result<Vec<MicroBatch>, Box<dyn Error>> {
-    let Some(path) = &args.val else {
-        return Ok(Vec::new());
-    };
-    let options = LoaderOptions {
-        seed: None,
-        epochs: 1,
-        ..args.loader_options()
-    };
-    let loader = Loader::new(encoder.clone(), open_data(path)?, options, None)?;
-    let mut all = Vec::new();
-    for batch in loader {
-        all.extend(batch?.micro_batches);
-    }
-    Ok(all)
-}
-
-/// A flag that Ctrl+C raises; a second one ends the process at once.
-fn interrupted() -> Result<Arc<AtomicBool>, Box<dyn Error>> {
-    let flag = Arc::new(AtomicBool::new(false));
-    flag::register_conditional_shutdown(SIGINT, INTERRUPTED, flag.clone())?;
-    flag::register(SIGINT, flag.clone())?;
-    Ok(flag)
+    let set = data.validation.as_ref().unwrap_or(&data.train);
+    let mut reader = set.reader();
+    let conversations = (0..set.len().min(args.samples)).map(|record| reader.read(record));
+    let conversations = conversations.collect::<Result<Vec<_>, _>>()?;
+    let stop = stop_tokens(&GenerationConfig::from_folder(&args.folder)?, encoder);
+    Ok(Some(Questions::new(encoder.clone(), &conversations, stop)?))
 }

@@ -1,7 +1,7 @@
 //! The model before and after training.
 
 use std::error::Error;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
@@ -10,6 +10,7 @@ use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use vlm_data::Fingerprint;
 use vlm_models::{Vlm, VlmConfig};
+use vlm_train::{Recipe, Trainer};
 
 use super::options::FinetuneArgs;
 
@@ -33,7 +34,7 @@ pub(super) fn fingerprint(folder: &Path) -> io::Result<u64> {
         if name != "config.json" && !WEIGHTS.iter().any(|end| name.ends_with(end)) {
             continue;
         }
-        let mut file = File::open(folder.join(&name))?;
+        let mut file = plain_files::open(&folder.join(&name)).map_err(io::Error::other)?;
         let bytes = file.metadata()?.len();
         hash.add(name.as_bytes());
         hash.add(&bytes.to_le_bytes());
@@ -52,12 +53,25 @@ pub(super) fn fingerprint(folder: &Path) -> io::Result<u64> {
     Ok(hash.value())
 }
 
-/// The model in its precision, on a device that it configures.
-pub(super) fn load(
+/// A trainer of the model, from its adapter if the options name one.
+pub(super) fn trainer(
     args: &FinetuneArgs,
     config: &VlmConfig,
+    recipe: Recipe,
     device: &Device,
-) -> Result<Vlm, Box<dyn Error>> {
+) -> Result<Trainer, Box<dyn Error>> {
+    let mut model = load(args, config, device)?;
+    let Some(folder) = &args.what.adapter else {
+        return Ok(Trainer::new(model, recipe)?);
+    };
+    if args.what.any_base {
+        model = model.of_any_base();
+    }
+    Ok(Trainer::from_adapter(model, recipe, folder)?)
+}
+
+/// The model in its precision, on a device that it configures.
+fn load(args: &FinetuneArgs, config: &VlmConfig, device: &Device) -> Result<Vlm, Box<dyn Error>> {
     // Ranks draw one after the other: the host has one generator.
     static DRAWING: Mutex<()> = Mutex::new(());
     let mut device = device.clone();
@@ -86,20 +100,6 @@ fn configure(device: &mut Device, dtype: DType) -> Result<(), Box<dyn Error>> {
         Err(_) if device.settings().float_dtype == dtype => Ok(()),
         configured => Ok(configured?),
     }
-}
-
-/// Copies what a folder of a model holds besides weights.
-pub(super) fn copy_others(from: &Path, to: &Path) -> Result<(), Box<dyn Error>> {
-    for entry in fs::read_dir(from)? {
-        let path = entry?.path();
-        let Some(name) = path.file_name().and_then(|name| name.to_str()) else {
-            continue;
-        };
-        if path.is_file() && !WEIGHTS.iter().any(|end| name.ends_with(end)) {
-            fs::copy(&path, to.join(name))?;
-        }
-    }
-    Ok(())
 }
 
 /// Draws the weights now; otherwise each is drawn at first use, in an order that the first forward

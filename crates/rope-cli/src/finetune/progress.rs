@@ -45,6 +45,17 @@ impl Progress {
     pub(super) fn show(&mut self, event: Event<'_>) {
         match event {
             Event::Step(report) => self.step(report),
+            Event::EarlierLog(path) => self.bar.suspend(|| {
+                note(format_args!(
+                    "the log of an earlier run without a checkpoint is kept as {}",
+                    path.display()
+                ));
+            }),
+            Event::Skipped { step, errors } => {
+                for error in errors {
+                    self.line(step, &format!("warning: left out: {error}"));
+                }
+            }
             _ if self.quiet => {}
             Event::Validation { step, loss } => self.line(step, &format!("validation {loss:.4}")),
             Event::Answers { step, answers } => self.answers(step, answers),

@@ -1,7 +1,6 @@
 //! Training on several devices: a rank for each, of this process and of those on other hosts.
 
 use std::error::Error;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +8,7 @@ use burn::tensor::Device;
 use rope_bench::rows::bytes;
 use vlm_train::{Collective, HostSums, Rank, RankGroup, Rendezvous};
 
-use super::Job;
+use super::{Job, Trained};
 use crate::device::{NpuRanks, Team};
 use crate::stdio::{note, note_if_slow};
 
@@ -17,7 +16,7 @@ use crate::stdio::{note, note_if_slow};
 ///
 /// # Errors
 /// Those of the devices and of the rendezvous; that of the first rank that failed, on any host.
-pub(super) fn train(job: Job) -> Result<Option<PathBuf>, Box<dyn Error>> {
+pub(super) fn train(job: Job) -> Result<Trained, Box<dyn Error>> {
     let args = &job.args;
     if args.hosts == 1 {
         for device in &args.device {
@@ -37,7 +36,8 @@ pub(super) fn train(job: Job) -> Result<Option<PathBuf>, Box<dyn Error>> {
     let rank_npus = npus.clone();
     let trained = group.run(move |rank| {
         let sums = collective(rank, &devices, rank_npus.as_ref());
-        let trained = sums.and_then(|sums| job.train(&devices[rank.local()], Some((rank, sums))));
+        let trained =
+            sums.and_then(|sums| job.train(&devices[rank.local()], Some((rank, sums)), &|| None));
         trained.map_err(|error| error.to_string())
     });
     let saved = match trained {
@@ -63,7 +63,10 @@ pub(super) fn train(job: Job) -> Result<Option<PathBuf>, Box<dyn Error>> {
             },
         ));
     }
-    Ok(saved.into_iter().flatten().next())
+    let first = saved
+        .into_iter()
+        .find(|trained| !matches!(trained, Trained::Elsewhere));
+    Ok(first.unwrap_or(Trained::Elsewhere))
 }
 
 /// The ranks of this process, and the way to others.

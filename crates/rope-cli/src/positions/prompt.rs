@@ -103,8 +103,8 @@ impl Description {
         if let ([path], [None]) = (arguments, &parsed[..])
             && (path.ends_with(".json") || Path::new(path).is_file())
         {
-            let text = std::fs::read_to_string(path)
-                .map_err(|error| format!("cannot read {path}: {error}"))?;
+            let text = plain_files::read_text(Path::new(path), plain_files::MAX_TEXT_BYTES)
+                .map_err(|error| error.to_string())?;
             return serde_json::from_str(&text)
                 .map_err(|error| format!("{path} does not describe a prompt: {error}"));
         }

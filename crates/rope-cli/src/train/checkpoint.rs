@@ -134,7 +134,7 @@ pub(crate) fn load(
         });
     };
     let file = |name: &str| path.join(name);
-    let text = fs::read_to_string(file(RUN)).map_err(TrainError::file("read", file(RUN)))?;
+    let text = plain_files::read_text(&file(RUN), plain_files::MAX_TEXT_BYTES)?;
     let run: Run<RunConfig, History> =
         serde_json::from_str(&text).map_err(TrainError::file("read", file(RUN)))?;
     same_run(config, &run.config)?;
@@ -226,7 +226,7 @@ fn named(folder: &Path) -> Result<Vec<(usize, PathBuf)>> {
 
 /// The hash of a file.
 fn checksum(path: &Path) -> Result<u64> {
-    let bytes = fs::read(path).map_err(TrainError::file("read", path))?;
+    let bytes = plain_files::read(path, u64::MAX)?;
     let mut hash = Fingerprint::default();
     hash.add(&bytes);
     Ok(hash.value())

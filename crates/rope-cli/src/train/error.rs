@@ -72,6 +72,16 @@ impl From<rope_core::RopeError> for TrainError {
     }
 }
 
+impl From<plain_files::FileError> for TrainError {
+    fn from(error: plain_files::FileError) -> Self {
+        Self::File {
+            action: error.action,
+            path: error.path,
+            reason: error.cause.to_string(),
+        }
+    }
+}
+
 impl TrainError {
     /// For `map_err`: the failed action and its file.
     pub(crate) fn file<E: std::fmt::Display>(

@@ -8,9 +8,11 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::batch::{Cut, MicroBatch};
+use crate::dataset::DataSet;
 use crate::sample::{SampleEncoder, TrainingSample};
-use crate::text::{DataIndex, TextError};
+use crate::text::TextError;
 use crate::{Result, VlmDataError};
+pub(crate) use order::shuffled;
 use order::{Plan, Turn};
 use workers::{Made, Workers};
 
@@ -139,7 +141,7 @@ impl LoaderOptions {
 /// The position in a data file, as a checkpoint stores it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataPosition {
-    /// The file, by [`DataIndex::fingerprint`].
+    /// The data, by [`DataSet::fingerprint`].
     pub fingerprint: u64,
     /// The seed of the order.
     pub seed: Option<u64>,
@@ -193,7 +195,7 @@ impl Loader {
     /// [`TextError::Changed`] if the position belongs to different data; [`VlmDataError::Thread`].
     pub fn new(
         encoder: Arc<SampleEncoder>,
-        index: Arc<DataIndex>,
+        set: Arc<DataSet>,
         options: LoaderOptions,
         position: Option<DataPosition>,
     ) -> Result<Self> {
@@ -203,11 +205,10 @@ impl Loader {
             expected,
             found,
         };
-        if index.is_empty() || u32::try_from(index.len()).is_err() {
-            let found = format!("{} in {}", index.len(), index.path().display());
-            return Err(wrong("records", "1 to 2^32 - 1", found));
-        }
-        let (records, fingerprint) = (index.len() as u64, index.fingerprint());
+        let Some(path) = set.path(0) else {
+            return Err(wrong("records", "at least 1", "0".to_owned()));
+        };
+        let (records, fingerprint) = (set.len() as u64, set.fingerprint());
         let mut next = Turn {
             epoch: 0,
             before: 0,
@@ -215,7 +216,7 @@ impl Loader {
         if let Some(position) = position {
             if position.fingerprint != fingerprint {
                 let changed = TextError::Changed {
-                    path: index.path().to_owned(),
+                    path: path.to_owned(),
                     expected: format!("fingerprint {:016x}", position.fingerprint),
                     found: format!("{fingerprint:016x}"),
                 };
@@ -236,10 +237,10 @@ impl Loader {
                 before: position.samples,
             };
         }
-        let plan = Plan::new(index.len(), &options, next);
+        let plan = Plan::new(set.len(), &options, next);
         let (threads, bytes) = (options.threads, options.ahead_bytes);
         Ok(Self {
-            workers: Workers::new(encoder, index, plan, threads, bytes)?,
+            workers: Workers::new(encoder, set, plan, threads, bytes)?,
             options,
             records,
             fingerprint,

@@ -114,7 +114,7 @@ impl Iterator for Plan {
 }
 
 /// The numbers below `count`, in an order that depends only on seed and epoch.
-fn shuffled(count: u32, seed: u64, epoch: u64) -> Vec<u32> {
+pub(crate) fn shuffled(count: u32, seed: u64, epoch: u64) -> Vec<u32> {
     let mut random = Random(mixed(mixed(seed) ^ epoch));
     let mut order: Vec<u32> = (0..count).collect();
     for last in (1..order.len()).rev() {

@@ -7,8 +7,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::order::{Plan, Turn};
+use crate::dataset::{DataSet, DataSetReader};
 use crate::sample::{SampleEncoder, TrainingSample};
-use crate::text::{DataIndex, DataReader};
 use crate::{Result, VlmDataError};
 
 /// A sample or its error, with its place in the order.
@@ -26,7 +26,7 @@ pub(super) struct Workers {
 #[derive(Debug)]
 struct Shared {
     encoder: Arc<SampleEncoder>,
-    index: Arc<DataIndex>,
+    set: Arc<DataSet>,
     most_bytes: usize,
     state: Mutex<State>,
     changed: Condvar,
@@ -48,7 +48,7 @@ struct State {
 impl Workers {
     pub(super) fn new(
         encoder: Arc<SampleEncoder>,
-        index: Arc<DataIndex>,
+        set: Arc<DataSet>,
         plan: Plan,
         threads: usize,
         most_bytes: usize,
@@ -64,7 +64,7 @@ impl Workers {
         };
         let shared = Arc::new(Shared {
             encoder,
-            index,
+            set,
             most_bytes,
             state: Mutex::new(state),
             changed: Condvar::new(),
@@ -158,7 +158,7 @@ impl Shared {
                     .map(String::as_str)
                     .or_else(|| panic.downcast_ref::<&str>().copied());
                 Err(VlmDataError::Panic {
-                    line: self.index.line(record),
+                    line: self.set.line(record),
                     reason: reason.unwrap_or("without a message").to_owned(),
                 })
             });
@@ -194,14 +194,12 @@ impl Shared {
 
     fn make<'a>(
         &'a self,
-        reader: &mut Option<DataReader<'a>>,
+        reader: &mut Option<DataSetReader<'a>>,
         record: usize,
     ) -> Result<TrainingSample> {
-        let reader = match reader {
-            Some(reader) => reader,
-            None => reader.insert(self.index.reader()?),
-        };
-        self.encoder.encode(&reader.read(record)?)
+        let reader = reader.get_or_insert_with(|| self.set.reader());
+        let sample = self.encoder.encode(&reader.read(record)?);
+        sample.map_err(|error| self.set.named(record, error))
     }
 }
 

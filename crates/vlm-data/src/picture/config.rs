@@ -1,6 +1,5 @@
 //! The families, and a model folder's settings for pictures.
 
-use std::fs;
 use std::path::Path;
 
 use serde_json::Value;
@@ -438,22 +437,10 @@ fn wrong(key: &'static str, expected: &'static str, found: &Value) -> VlmDataErr
 
 /// The contents of a file, or `None` if there is none.
 fn read_json(path: &Path) -> Result<Option<Value>> {
-    let error = |reason: String| VlmDataError::File {
-        path: path.to_owned(),
-        reason,
+    let text = match plain_files::read_text(path, MAX_JSON_BYTES) {
+        Err(error) if error.is_missing() => return Ok(None),
+        read => read?,
     };
-    let size = match fs::metadata(path) {
-        Ok(data) if !data.is_file() => return Err(error("it is no regular file".into())),
-        Ok(data) => data.len(),
-        Err(missing) if missing.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(other) => return Err(error(other.to_string())),
-    };
-    if size > MAX_JSON_BYTES {
-        return Err(error(format!(
-            "it has {size} bytes, expected at most {MAX_JSON_BYTES}"
-        )));
-    }
-    let text = fs::read_to_string(path).map_err(|cause| error(cause.to_string()))?;
     serde_json::from_str(&text).map(Some).map_err(|cause| {
         in_file(
             path,

@@ -1,7 +1,6 @@
 //! A file's pixels as RGB.
 
-use std::fs::File;
-use std::io::{Cursor, Read};
+use std::io::Cursor;
 use std::path::Path;
 
 use image::codecs::png::{PngDecoder, PngEncoder};
@@ -185,31 +184,12 @@ pub(crate) enum Wanted {
 
 /// The bytes of a picture's file.
 pub(crate) fn read_file(path: &Path, options: &ReadOptions) -> Result<Vec<u8>> {
-    let file = |reason: String| VlmDataError::File {
-        path: path.to_owned(),
-        reason,
-    };
-    // Checked before opening: opening a pipe waits for its writer.
-    let data = std::fs::metadata(path).map_err(|error| file(error.to_string()))?;
-    if !data.is_file() {
-        return Err(file("it is no regular file".to_owned()));
-    }
     // 16 bits of RGBA, uncompressed.
     let limit = options
         .max_pixels
         .saturating_mul(8)
         .saturating_add(EXTRA_FILE_BYTES);
-    if data.len() > limit {
-        return Err(file(format!(
-            "it has {} bytes, expected at most {limit}",
-            data.len()
-        )));
-    }
-    let mut bytes = reserve::<u8>("the file", u128::from(data.len()))?;
-    File::open(path)
-        .and_then(|file| file.take(limit).read_to_end(&mut bytes))
-        .map_err(|error| file(error.to_string()))?;
-    Ok(bytes)
+    Ok(plain_files::read(path, limit)?)
 }
 
 pub(crate) fn in_file(path: &Path, source: VlmDataError) -> VlmDataError {

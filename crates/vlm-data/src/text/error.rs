@@ -102,6 +102,15 @@ pub enum TextError {
     },
 }
 
+impl From<plain_files::FileError> for TextError {
+    fn from(error: plain_files::FileError) -> Self {
+        Self::File {
+            path: error.path,
+            reason: error.cause.to_string(),
+        }
+    }
+}
+
 /// A problem of one record. The message states the expectation, the finding and the remedy.
 #[derive(Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -367,6 +376,16 @@ pub enum RecordProblem {
         "{% generation %}"
     )]
     NoGenerationTag,
+}
+
+impl TextError {
+    /// True for a conversation longer than the token limit.
+    pub fn is_too_long(&self) -> bool {
+        match self {
+            Self::Record { problem, .. } => matches!(**problem, RecordProblem::TooLong { .. }),
+            _ => false,
+        }
+    }
 }
 
 /// At most eight names.

@@ -313,6 +313,12 @@ impl TextEncoder {
         [self.ids.image_pad, self.ids.video_pad].map(i64::from)
     }
 
+    /// The tokens that end a turn: the template's mark after an answer, and `eos_token`.
+    #[must_use]
+    pub fn ends(&self) -> [i64; 2] {
+        [self.ids.end, self.ids.eos].map(i64::from)
+    }
+
     /// The side of the square of patches that becomes one token.
     #[must_use]
     pub fn merge(&self) -> u32 {

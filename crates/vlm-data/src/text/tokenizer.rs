@@ -157,23 +157,10 @@ impl Tokenizer {
 
 /// Reads a file; none if it does not exist.
 pub(super) fn read_file(path: &Path) -> Result<Option<Vec<u8>>> {
-    let error = |reason: String| TextError::File {
-        path: path.to_owned(),
-        reason,
-    };
-    let bytes = match std::fs::metadata(path) {
-        Ok(metadata) => metadata.len(),
-        Err(failure) if failure.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(failure) => return Err(error(failure.to_string())),
-    };
-    if bytes > MAX_FILE_BYTES {
-        return Err(error(format!(
-            "expected at most {MAX_FILE_BYTES} bytes, found {bytes}"
-        )));
+    match plain_files::read(path, MAX_FILE_BYTES) {
+        Err(error) if error.is_missing() => Ok(None),
+        read => Ok(Some(read?)),
     }
-    std::fs::read(path)
-        .map(Some)
-        .map_err(|failure| error(failure.to_string()))
 }
 
 /// Reads a JSON file; none if it does not exist.

@@ -1,35 +1,33 @@
 //! The layers of the models on tensors without elements: `vlm-models`, layer by layer.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
-use vlm_models::{DeltaConfig, LoraConfig, ModelPart, TextConfig, VisionConfig};
+use vlm_models::{DeltaConfig, LoraConfig, TextConfig, VisionConfig};
 
 use super::MicroShape;
 use super::delta::{Rule, convolution};
 use super::dry::{Ghost, Run, Var};
 use super::ops::{self, Adapter, LayerNorm, Linear, RmsNorm};
-use crate::recipe::TrainedParts;
 
-/// The parameters that a recipe trains.
+/// The parameters that a recipe trains, by name in the module.
 pub(super) struct Trained<'a> {
-    pub(super) parts: &'a TrainedParts,
-    /// The linear layers with adapters, by name in the module.
+    pub(super) lora: Option<&'a LoraConfig>,
+    /// The weights trained whole.
+    pub(super) whole: &'a BTreeMap<String, usize>,
+    /// The linear layers with adapters.
     pub(super) adapted: &'a HashMap<String, [usize; 2]>,
 }
 
 impl Trained<'_> {
-    fn part(&self, part: ModelPart) -> bool {
-        match self.parts {
-            TrainedParts::Full(parts) => parts.contains(&part),
-            TrainedParts::Lora(_) => false,
-        }
+    /// True if a weight below a name is trained whole.
+    pub(super) fn below(&self, path: &str) -> bool {
+        let mut from = self.whole.range::<str, _>(path..);
+        from.next().is_some_and(|(name, _)| name.starts_with(path))
     }
 
     fn adapter(&self, path: &str) -> Option<Adapter> {
-        match self.parts {
-            TrainedParts::Lora(config) if self.adapted.contains_key(path) => Some(adapter(config)),
-            _ => None,
-        }
+        let config = self.lora.filter(|_| self.adapted.contains_key(path))?;
+        Some(adapter(config))
     }
 }
 
@@ -49,11 +47,11 @@ struct Scope<'a> {
 }
 
 impl<'a> Scope<'a> {
-    fn new(trained: &'a Trained<'a>, path: String, part: ModelPart) -> Self {
+    fn new(trained: &'a Trained<'a>, path: String) -> Self {
         Self {
             trained,
+            is_trained: trained.below(&format!("{path}.")),
             path,
-            is_trained: trained.part(part),
         }
     }
 
@@ -180,7 +178,7 @@ struct DeltaAttention {
 impl Layer {
     pub(super) fn new(config: &TextConfig, index: usize, trained: &Trained<'_>) -> Self {
         let path = format!("language_model.layers.{index}");
-        let scope = Scope::new(trained, path, ModelPart::Decoder);
+        let scope = Scope::new(trained, path);
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
         let norm = || RmsNorm {
             channels: hidden,
@@ -412,7 +410,7 @@ pub(super) struct Block {
 impl Block {
     pub(super) fn new(config: &VisionConfig, index: usize, trained: &Trained<'_>) -> Self {
         let path = format!("visual.blocks.{index}");
-        let scope = Scope::new(trained, path, ModelPart::Tower);
+        let scope = Scope::new(trained, path);
         let (hidden, inner, bias) = (config.hidden_size, config.intermediate_size, config.bias);
         let gate = || scope.linear("mlp.gate_proj", [hidden, inner], bias);
         Self {
@@ -482,7 +480,7 @@ pub(super) struct Downsampling {
 
 impl Merger {
     pub(super) fn new(config: &VisionConfig, trained: &Trained<'_>) -> Self {
-        let scope = Scope::new(trained, "visual.merger".to_owned(), ModelPart::Merger);
+        let scope = Scope::new(trained, "visual.merger".to_owned());
         if !config.downsamples {
             return Self::square(config, &scope, false);
         }
@@ -520,7 +518,7 @@ impl Merger {
     /// That of a feature of the decoder.
     pub(super) fn of_feature(config: &VisionConfig, index: usize, trained: &Trained<'_>) -> Self {
         let path = format!("visual.deepstack_merger_list.{index}");
-        Self::square(config, &Scope::new(trained, path, ModelPart::Merger), true)
+        Self::square(config, &Scope::new(trained, path), true)
     }
 
     fn square(config: &VisionConfig, scope: &Scope<'_>, normalises_merged: bool) -> Self {

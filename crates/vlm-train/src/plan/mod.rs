@@ -12,7 +12,7 @@ mod model;
 mod ops;
 mod packing;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Arc;
 
@@ -98,6 +98,8 @@ pub struct MemoryPlan {
     types: Types,
     weights: usize,
     adapters: usize,
+    /// Elements trained whole.
+    whole: usize,
     /// The number of tensors of the model, with trained ones counted twice.
     tensors: usize,
     /// Elements of the trained parameters, with their parts.
@@ -137,25 +139,30 @@ impl MemoryPlan {
         let sizes = model.weight_sizes();
         let weights = sizes.iter().map(|(_, elements)| elements).sum::<usize>();
         let mut adapted = HashMap::new();
-        let trained: Vec<(ModelPart, usize)> = match &recipe.trained {
+        let (lora, whole) = match &recipe.trained {
             TrainedParts::Lora(config) => {
                 adapted.extend(model.adapted_linears(config)?);
-                let of_linear = |(path, sizes): (&String, &[usize; 2])| {
-                    let part = ModelPart::of(path);
-                    sizes.map(|channels| (part, channels * config.rank))
-                };
-                adapted.iter().flat_map(of_linear).collect()
+                (Some(config), model.whole_paths(&config.whole)?)
             }
-            TrainedParts::Full(parts) => {
-                let is_trained = |(part, _): &&(ModelPart, usize)| parts.contains(part);
-                sizes.iter().filter(is_trained).copied().collect()
-            }
+            TrainedParts::Full(weights) => (None, model.whole_paths(weights)?),
         };
-        let is_lora = matches!(recipe.trained, TrainedParts::Lora(_));
+        let of_linear = |(path, sizes): (&String, &[usize; 2])| {
+            let rank = lora.map_or(0, |config| config.rank);
+            sizes.map(|channels| (ModelPart::of(path), channels * rank))
+        };
+        let adapters = adapted.iter().flat_map(of_linear);
+        let mut trained: Vec<(ModelPart, usize)> = adapters.collect();
+        let in_adapters: usize = trained.iter().map(|(_, elements)| elements).sum();
+        trained.extend(
+            whole
+                .iter()
+                .map(|(path, elements)| (ModelPart::of(path), *elements)),
+        );
         let wide = DType::F32.size().max(dtype.size());
-        let all: usize = trained.iter().map(|(_, elements)| elements).sum();
+        let whole: BTreeMap<String, usize> = whole.into_iter().collect();
         let parts = Trained {
-            parts: &recipe.trained,
+            lora,
+            whole: &whole,
             adapted: &adapted,
         };
         Ok(Self {
@@ -167,11 +174,12 @@ impl MemoryPlan {
                 is_f16: dtype == DType::F16,
             },
             weights: weights * dtype.size(),
-            adapters: if is_lora { all * wide } else { 0 },
+            adapters: in_adapters * wide,
+            whole: whole.values().sum(),
             tensors: sizes.len() + trained.len(),
             trained,
             sees: true,
-            has_masters: recipe.masters && !is_lora && dtype.size() < wide,
+            has_masters: recipe.masters && !whole.is_empty() && dtype.size() < wide,
             ranks: 1,
             optimizer: OptimizerState::Replicated,
             recomputes: recipe.recompute,
@@ -230,7 +238,12 @@ impl MemoryPlan {
     /// Memory during the whole step, but the sums of gradients.
     fn held(&self) -> Vec<(&'static str, usize)> {
         let (wide, updated) = (self.types.wide, self.updated());
-        let masters = if self.has_masters { updated * wide } else { 0 };
+        let [trained, _] = self.trained();
+        let masters = if self.has_masters {
+            updated * self.whole.min(trained) / trained.max(1) * wide
+        } else {
+            0
+        };
         let mut held = vec![
             ("weights", self.weights),
             ("adapters", self.adapters),
@@ -309,7 +322,7 @@ impl MemoryPlan {
     /// New values reuse the memory of masters or of gradients that nothing else holds. 16-bit
     /// values take additional memory; without a master, so does the old value in f32.
     fn update(&self) -> usize {
-        let of_value = if self.adapters > 0 {
+        let of_value = if self.whole == 0 {
             self.types.wide
         } else {
             self.types.narrow

@@ -1,12 +1,11 @@
 //! A forward and a backward pass over a model without elements: `vlm-models`' `backward`.
 
-use vlm_models::{Interpolation, ModelPart, VisionConfig, VlmConfig};
+use vlm_models::{Interpolation, VisionConfig, VlmConfig};
 
 use super::MicroShape;
 use super::dry::{Ghost, Run, Var};
 use super::layers::{Block, Layer, Merger, Trained};
 use super::ops::{self, Linear, RmsNorm};
-use crate::recipe::TrainedParts;
 
 /// The limit on logits and weight elements, and the minimum number of words, of a block in
 /// `burn-attention`.
@@ -20,6 +19,7 @@ pub(super) struct Model {
     vocab_size: usize,
     is_tied: bool,
     trains_words: bool,
+    trains_head: bool,
     hidden: usize,
     rotary_dim: usize,
     tower: Tower,
@@ -52,20 +52,18 @@ impl Model {
     pub(super) fn new(config: &VlmConfig, trained: &Trained<'_>) -> Self {
         let text = &config.text;
         let layer = |index| Layer::new(text, index, trained);
-        let trains_words = match trained.parts {
-            TrainedParts::Full(parts) => parts.contains(&ModelPart::Decoder),
-            TrainedParts::Lora(_) => false,
-        };
+        let trains_words = trained.below("language_model.embed_tokens.");
         Self {
             layers: (0..text.layers).map(layer).collect(),
             norm: RmsNorm {
                 channels: text.hidden_size,
-                is_trained: trains_words,
+                is_trained: trained.below("language_model.norm."),
                 unit_offset: text.unit_offset,
             },
             vocab_size: text.vocab_size,
             is_tied: config.tied,
             trains_words,
+            trains_head: trained.below("lm_head."),
             hidden: text.hidden_size,
             rotary_dim: text.rotation.head_dim(),
             tower: Tower::new(&config.vision, trained),
@@ -126,7 +124,7 @@ impl Model {
             table.clone()
         } else {
             let elems = self.vocab_size * self.hidden;
-            let weight = run.weight(elems, run.types.narrow, self.trains_words);
+            let weight = run.weight(elems, run.types.narrow, self.trains_head);
             weight.seen_as(|weight| weight.view(elems))
         };
         let words = (ELEMENTS_OF_BLOCK / labelled.max(self.hidden)).max(LEAST_WORDS);
@@ -255,10 +253,7 @@ impl Model {
 
 impl Tower {
     fn new(config: &VisionConfig, trained: &Trained<'_>) -> Self {
-        let trains_first = match trained.parts {
-            TrainedParts::Full(parts) => parts.contains(&ModelPart::Tower),
-            TrainedParts::Lora(_) => false,
-        };
+        let trains_first = trained.below("visual.patch_embed.");
         let feature =
             |(index, block): (usize, &usize)| (*block, Merger::of_feature(config, index, trained));
         let groups = match config.interpolation {

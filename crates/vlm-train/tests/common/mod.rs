@@ -10,7 +10,7 @@ use burn::module::{ModuleMapper, Param};
 use burn::tensor::{DType, Device, Tensor};
 use vlm_data::text::Sample;
 use vlm_data::{Cut, MicroBatch, TrainingSample};
-use vlm_models::{LoraConfig, ModelPart, Vlm, VlmConfig};
+use vlm_models::{LoraConfig, ModelPart, TrainedWeights, Vlm, VlmConfig};
 use vlm_train::{Rates, Recipe, Schedule, TrainedParts};
 
 pub(crate) const FAMILIES: [&str; 5] = [
@@ -21,7 +21,7 @@ pub(crate) const FAMILIES: [&str; 5] = [
     "qwen3_5_tiny",
 ];
 pub(crate) const ALL: [ModelPart; 3] = [ModelPart::Tower, ModelPart::Merger, ModelPart::Decoder];
-const SAMPLES: usize = 8;
+pub(crate) const SAMPLES: usize = 8;
 const BATCH: usize = 4;
 
 pub(crate) fn fixtures() -> PathBuf {
@@ -110,6 +110,19 @@ pub(crate) fn lora() -> TrainedParts {
     TrainedParts::Lora(LoraConfig {
         rank: 4,
         alpha: 8.0,
+        ..LoraConfig::default()
+    })
+}
+
+/// Adapters of the decoder beside word embeddings, head and merger.
+pub(crate) fn beside() -> TrainedParts {
+    TrainedParts::Lora(LoraConfig {
+        rank: 4,
+        alpha: 8.0,
+        whole: TrainedWeights {
+            parts: vec![ModelPart::Merger],
+            modules: TrainedWeights::EMBEDDINGS.map(str::to_owned).to_vec(),
+        },
         ..LoraConfig::default()
     })
 }

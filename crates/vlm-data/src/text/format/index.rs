@@ -40,7 +40,7 @@ impl DataIndex {
     /// read, or its array is truncated.
     pub fn open(path: impl AsRef<Path>, options: FileOptions) -> Result<Self> {
         let path = path.as_ref();
-        let file = File::open(path).map_err(|error| refused(path, &error))?;
+        let file = plain_files::open(path)?;
         let stamp = Stamp::of(path, &file)?;
         let hashed = Hashed {
             inner: file,
@@ -95,7 +95,7 @@ impl DataIndex {
     /// [`TextError::File`] if the file cannot be opened; [`TextError::Changed`] if it has changed
     /// since it was indexed.
     pub fn reader(&self) -> Result<DataReader<'_>> {
-        let file = File::open(&self.path).map_err(|error| refused(&self.path, &error))?;
+        let file = plain_files::open(&self.path)?;
         self.check(&file)?;
         Ok(DataReader {
             index: self,

@@ -173,11 +173,7 @@ pub fn read(
     options: &FileOptions,
 ) -> Result<Conversations<BufReader<File>>> {
     let path = path.as_ref();
-    let error = |error: std::io::Error| TextError::File {
-        path: path.to_owned(),
-        reason: error.to_string(),
-    };
-    let file = File::open(path).map_err(error)?;
+    let file = plain_files::open(path)?;
     let folder = path.parent().unwrap_or(Path::new("")).to_owned();
     Ok(Conversations::new(
         BufReader::with_capacity(1 << 16, file),

@@ -1,0 +1,11 @@
+#![doc = include_str!("../README.md")]
+// The one crate that may call what clippy.toml forbids; its tests write files of their own.
+#![allow(clippy::disallowed_methods)]
+
+mod error;
+mod read;
+mod write;
+
+pub use error::{Cause, FileError, Result};
+pub use read::{MAX_TEXT_BYTES, open, open_no_link, read, read_text};
+pub use write::{NewFile, sync_folder, write_whole};
