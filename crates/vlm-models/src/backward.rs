@@ -148,6 +148,7 @@ impl Vlm {
         };
         collect(self, &mut gradients, each);
         let mut gradient = input.grad_remove(&mut gradients);
+        drop((input, gradients));
 
         let mut feature_gradients = vec![None; deepstack.as_ref().map_or(0, |d| d.features.len())];
         for (index, layer) in layers.iter().enumerate().rev() {

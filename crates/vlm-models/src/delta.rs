@@ -1,6 +1,6 @@
 //! Layers of linear attention: a short convolution, the gated delta rule, a gated norm.
 
-use burn::module::{Module, Param};
+use burn::module::{Module, Param, ParamId};
 use burn::nn::Initializer;
 use burn::tensor::activation::{sigmoid, silu, softplus};
 use burn::tensor::{DType, Device, Distribution, Int, Tensor, TensorData};
@@ -122,8 +122,6 @@ impl DeltaAttention {
         let from_hidden = |to| Linear::new(hidden_size, to, false, device);
         let (fan_in, fan_out) = (Some(config.taps), Some(channels));
         let kernel = [channels, 1, config.taps];
-        let rates = Distribution::Uniform(0.01, 16.0);
-        let rates = Tensor::<1>::random([config.heads], rates, device);
         Self {
             in_proj_qkv: from_hidden(channels),
             in_proj_z: from_hidden(values),
@@ -132,7 +130,7 @@ impl DeltaAttention {
             conv1d: Convolution {
                 weight: OF_CONVOLUTION.init_with(kernel, fan_in, fan_out, device),
             },
-            a_log: Param::from_tensor(rates.log()),
+            a_log: slowest_decays(config.heads, device),
             dt_bias: Initializer::Ones.init([config.heads], device),
             norm: RmsNorm::new(config.value_dim, epsilon, device),
             out_proj: Linear::new(values, hidden_size, false, device),
@@ -239,6 +237,20 @@ impl DeltaAttention {
             ("linear_attn.out_proj", &mut self.out_proj),
         ]
     }
+}
+
+/// The logarithms of uniform rates, drawn on first use: a device's type is set until then.
+fn slowest_decays(heads: usize, device: &Device) -> Param<Tensor<1>> {
+    let draw = move |device: &Device, is_trained: bool| {
+        let rates = Distribution::Uniform(0.01, 16.0);
+        let rates = Tensor::<1>::random([heads], rates, device).log();
+        if is_trained {
+            rates.require_grad()
+        } else {
+            rates
+        }
+    };
+    Param::uninitialized(ParamId::new(), draw, device.clone(), true, [heads].into())
 }
 
 impl DeltaConfig {

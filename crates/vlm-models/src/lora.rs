@@ -31,7 +31,7 @@ pub enum ModelPart {
 
 impl ModelPart {
     /// The part of a parameter or layer, by its name in the module.
-    pub(crate) fn of(path: &str) -> Self {
+    pub fn of(path: &str) -> Self {
         match path.strip_prefix("visual.") {
             Some(path) if path.starts_with("merger.") => Self::Merger,
             Some(path) if path.starts_with("deepstack_merger_list.") => Self::Merger,
@@ -276,17 +276,17 @@ impl Vlm {
         Ok(model)
     }
 
-    /// Inputs and outputs of the linear layers with adapters under a configuration.
+    /// The linear layers with adapters under a configuration: the name in the module, inputs and
+    /// outputs. It does not initialise lazy weights.
     ///
     /// # Errors
     /// Those of [`with_lora`](Self::with_lora).
-    pub fn adapted_sizes(&mut self, config: &LoraConfig) -> Result<Vec<[usize; 2]>> {
+    pub fn adapted_linears(&mut self, config: &LoraConfig) -> Result<Vec<(String, [usize; 2])>> {
         let chosen = self.adapted(config)?;
         let linears = self.linears().into_iter();
-        let is_chosen = |path: &String| chosen.contains(path);
+        let linears = linears.filter(|(path, _)| chosen.contains(path));
         Ok(linears
-            .filter(|(path, _)| is_chosen(path))
-            .map(|(_, linear)| linear.sizes())
+            .map(|(path, linear)| (path, linear.sizes()))
             .collect())
     }
 

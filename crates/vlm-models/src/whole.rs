@@ -123,6 +123,19 @@ impl Vlm {
             .collect())
     }
 
+    /// As [`whole_weights`](Self::whole_weights), by name in the module.
+    ///
+    /// # Errors
+    /// [`VlmError::NoModule`]
+    pub fn whole_paths(&self, chosen: &TrainedWeights) -> Result<Vec<(String, usize)>> {
+        let whole = self.whole(chosen)?;
+        let weights = self.weights().into_iter();
+        let weights = weights.filter(|weight| whole.contains(&weight.path));
+        Ok(weights
+            .map(|weight| (weight.path, weight.elements))
+            .collect())
+    }
+
     /// The names in the module of the weights that are trained whole.
     ///
     /// # Errors

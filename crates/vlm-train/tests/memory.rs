@@ -8,6 +8,7 @@ use rope_check::alloc::CountingAllocator;
 
 mod common;
 mod plan;
+mod plan_rows;
 mod recompute;
 
 #[global_allocator]

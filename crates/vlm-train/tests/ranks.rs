@@ -20,7 +20,7 @@ use vlm_train::{
 
 use crate::common::ended::expect_ended;
 use crate::common::{
-    ALL, Halve, SAMPLES, beside, load, lora, packed, recipe, sample, timeless_log,
+    ALL, Halve, SAMPLES, base, beside, load, lora, packed, recipe, sample, timeless_log,
 };
 
 const FAMILY: &str = "qwen2_5_vl_tiny";

@@ -32,11 +32,13 @@ pub(super) fn print(
         all.tokens += shape.tokens;
         all.patches += shape.patches;
         all.labelled += shape.labelled;
+        all.sequences += 1;
     }
     let batch_tokens = args
         .batch_tokens
         .unwrap_or_else(|| args.batch.saturating_mul(longest));
     let shape = all.with_tokens(args.micro_tokens.min(batch_tokens));
+    let plan = &plan.clone().with_pictures(all.patches > 0);
     let mut step = plan.step(shape);
     let record = args
         .record_step
@@ -48,6 +50,12 @@ pub(super) fn print(
     let besides: usize = others.iter().map(|(_, bytes)| bytes).sum();
     step.held
         .extend(others.iter().filter(|(_, bytes)| *bytes > 0));
+    let ahead = args.loader_options().ahead_bytes;
+    let mut beside = vec![("at most, beside it", "prefetched samples", ahead)];
+    if !args.val.is_empty() || args.split_validation.is_some() {
+        let validation = plan.validation(shape).peak();
+        beside.push(("instead of a step", "a validation", validation));
+    }
     let mut out = stdout();
     writeln!(
         out,
@@ -55,7 +63,7 @@ pub(super) fn print(
         shape.tokens,
         shape.labelled,
         shape.patches,
-        table(&step)
+        table(&step, &beside)
     )?;
     let is_ours = matches!(args.device[0], Device::Cpu | Device::AscendSim(_));
     let room = args.memory.map(|gib| gib * f64::from(1 << 30));
@@ -82,10 +90,12 @@ fn sample_shape(sample: &TrainingSample) -> MicroShape {
         tokens: sample.tokens(),
         patches: grids.map(|grid| grid.iter().product::<usize>()).sum(),
         labelled: labels.filter(|label| **label >= 0).count(),
+        rows: 1,
+        sequences: 1,
     }
 }
 
-fn table(step: &StepMemory) -> Table {
+fn table(step: &StepMemory, besides: &[(&str, &str, usize)]) -> Table {
     let mut table = Table::new(&["", ""], &["bytes"]);
     let mut row = |when: &str, name: &str, count: usize| {
         table.row([when.to_owned(), name.to_owned(), bytes(count as f64)]);
@@ -97,6 +107,9 @@ fn table(step: &StepMemory) -> Table {
         row("at one moment", name, *count);
     }
     row("", "peak", step.peak());
+    for (when, name, count) in besides {
+        row(when, name, *count);
+    }
     table
 }
 
@@ -104,6 +117,8 @@ fn table(step: &StepMemory) -> Table {
 pub(super) struct StepMeter {
     plan: MemoryPlan,
     counts: bool,
+    /// True once a batch had pictures or videos.
+    sees: bool,
     planned: usize,
     held: isize,
     counted: usize,
@@ -119,6 +134,7 @@ impl StepMeter {
         Self {
             plan,
             counts,
+            sees: false,
             planned: 0,
             held: 0,
             counted: 0,
@@ -133,9 +149,10 @@ impl StepMeter {
     }
 
     fn begin(&mut self, batch: &GlobalBatch) {
-        let shapes = batch.micro_batches.iter().map(MicroShape::of);
-        let planned = shapes.map(|shape| self.plan.step(shape).peak()).max();
-        self.planned = self.planned.max(planned.unwrap_or(0));
+        let shapes: Vec<_> = batch.micro_batches.iter().map(MicroShape::of).collect();
+        self.sees |= shapes.iter().any(|shape| shape.patches > 0);
+        let plan = self.plan.clone().with_pictures(self.sees);
+        self.planned = self.planned.max(plan.peak(&shapes));
         if self.counts {
             ALLOCATOR.start_thread();
         }

@@ -1,0 +1,372 @@
+//! The memory of a step, from shapes alone.
+//!
+//! A plan runs the step on tensors without elements ([`dry`]): layer by layer as `vlm-models` does,
+//! with the operations that the CPU backend runs, and counts the bytes that are held. Some tensors
+//! exist during the whole step, others only during one phase. The peak is the sum of the former and
+//! the largest phase. GPUs and NPUs round sizes up and keep pools; plans do not count these.
+
+mod delta;
+mod dry;
+mod layers;
+mod model;
+mod ops;
+mod packing;
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::sync::Arc;
+
+use burn::tensor::{DType, Device};
+use vlm_data::{MicroBatch, SampleRows};
+use vlm_models::{ModelPart, VlmConfig, has_linear_kernel};
+
+use self::dry::{Run, Types};
+use self::layers::Trained;
+use self::model::Model;
+use crate::error::Result;
+use crate::recipe::{Recipe, TrainedParts};
+use crate::record::SAMPLES;
+use crate::shards::{self, OptimizerState};
+
+/// The sizes of a micro-batch that determine its memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MicroShape {
+    /// Tokens, padding included.
+    pub tokens: usize,
+    /// Patches of pictures and videos.
+    pub patches: usize,
+    /// Tokens with a label.
+    pub labelled: usize,
+    /// Rows of a padded batch; 0 or 1 if sequences are packed.
+    pub rows: usize,
+    /// Sequences.
+    pub sequences: usize,
+}
+
+impl MicroShape {
+    /// Returns the sizes of a micro-batch.
+    pub fn of(micro: &MicroBatch) -> Self {
+        let grids = micro.image_grids.iter().chain(&micro.video_grids);
+        let (rows, sequences) = match &micro.rows {
+            SampleRows::Packed { cu_seqlens } => (1, cu_seqlens.len().saturating_sub(1)),
+            SampleRows::Padded { rows, .. } => (*rows, *rows),
+        };
+        Self {
+            tokens: micro.input_ids.len(),
+            patches: grids.map(|grid| grid.iter().product::<usize>()).sum(),
+            labelled: micro.trained_tokens,
+            rows,
+            sequences,
+        }
+    }
+
+    /// Returns sizes with `tokens` tokens and the same shares of patches and labels.
+    #[must_use]
+    pub fn with_tokens(self, tokens: usize) -> Self {
+        let share = |of: usize| (of * tokens).div_ceil(self.tokens.max(1));
+        Self {
+            tokens,
+            patches: share(self.patches),
+            labelled: share(self.labelled),
+            rows: share(self.rows).min(self.rows),
+            sequences: share(self.sequences),
+        }
+    }
+}
+
+/// The memory of a step in bytes, by name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StepMemory {
+    /// Memory held during the whole step.
+    pub held: Vec<(&'static str, usize)>,
+    /// Additional memory of each phase, one at a time.
+    pub moments: Vec<(&'static str, usize)>,
+}
+
+impl StepMemory {
+    /// The peak in bytes.
+    pub fn peak(&self) -> usize {
+        let held: usize = self.held.iter().map(|(_, bytes)| bytes).sum();
+        let largest = self.moments.iter().map(|(_, bytes)| *bytes).max();
+        held + largest.unwrap_or(0)
+    }
+}
+
+/// The memory of the steps of a recipe.
+#[derive(Clone)]
+pub struct MemoryPlan {
+    types: Types,
+    weights: usize,
+    adapters: usize,
+    /// Elements trained whole.
+    whole: usize,
+    /// The number of tensors of the model, with trained ones counted twice.
+    tensors: usize,
+    /// Elements of the trained parameters, with their parts.
+    trained: Vec<(ModelPart, usize)>,
+    /// True if the data has pictures or videos: without, tower and merger have no gradients.
+    sees: bool,
+    has_masters: bool,
+    /// Number of devices that sum their gradients.
+    ranks: usize,
+    optimizer: OptimizerState,
+    recomputes: bool,
+    layers: usize,
+    blocks: usize,
+    patch_elems: usize,
+    model: Arc<Model>,
+}
+
+impl fmt::Debug for MemoryPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut plan = f.debug_struct("MemoryPlan");
+        plan.field("types", &self.types)
+            .field("weights", &self.weights)
+            .field("trained", &self.trained)
+            .finish_non_exhaustive()
+    }
+}
+
+impl MemoryPlan {
+    /// Plans the memory of a recipe's steps for a model in a type.
+    ///
+    /// # Errors
+    /// Those of [`Trainer::new`](crate::Trainer::new).
+    pub fn new(config: &VlmConfig, recipe: &Recipe, dtype: DType) -> Result<Self> {
+        recipe.check()?;
+        // Initialises no weights.
+        let mut model = config.init(&Device::flex())?;
+        let sizes = model.weight_sizes();
+        let weights = sizes.iter().map(|(_, elements)| elements).sum::<usize>();
+        let mut adapted = HashMap::new();
+        let (lora, whole) = match &recipe.trained {
+            TrainedParts::Lora(config) => {
+                adapted.extend(model.adapted_linears(config)?);
+                (Some(config), model.whole_paths(&config.whole)?)
+            }
+            TrainedParts::Full(weights) => (None, model.whole_paths(weights)?),
+        };
+        let of_linear = |(path, sizes): (&String, &[usize; 2])| {
+            let rank = lora.map_or(0, |config| config.rank);
+            sizes.map(|channels| (ModelPart::of(path), channels * rank))
+        };
+        let adapters = adapted.iter().flat_map(of_linear);
+        let mut trained: Vec<(ModelPart, usize)> = adapters.collect();
+        let in_adapters: usize = trained.iter().map(|(_, elements)| elements).sum();
+        trained.extend(
+            whole
+                .iter()
+                .map(|(path, elements)| (ModelPart::of(path), *elements)),
+        );
+        let wide = DType::F32.size().max(dtype.size());
+        let whole: BTreeMap<String, usize> = whole.into_iter().collect();
+        let parts = Trained {
+            lora,
+            whole: &whole,
+            adapted: &adapted,
+        };
+        Ok(Self {
+            types: Types {
+                narrow: dtype.size(),
+                wide,
+                widens: dtype == DType::BF16,
+                has_kernel: has_linear_kernel(&Device::flex(), dtype),
+                is_f16: dtype == DType::F16,
+            },
+            weights: weights * dtype.size(),
+            adapters: in_adapters * wide,
+            whole: whole.values().sum(),
+            tensors: sizes.len() + trained.len(),
+            trained,
+            sees: true,
+            has_masters: recipe.masters && !whole.is_empty() && dtype.size() < wide,
+            ranks: 1,
+            optimizer: OptimizerState::Replicated,
+            recomputes: recipe.recompute,
+            layers: config.text.layers,
+            blocks: config.vision.depth,
+            patch_elems: config.vision.patch.iter().product(),
+            model: Arc::new(Model::new(config, &parts)),
+        })
+    }
+
+    /// States if the data has pictures or videos. Without, parameters of the tower and the merger
+    /// have no gradients, and so neither sums nor moments.
+    #[must_use]
+    pub fn with_pictures(mut self, sees: bool) -> Self {
+        self.sees = sees;
+        self
+    }
+
+    /// Elements of the parameters that get gradients, and of the largest of them.
+    fn trained(&self) -> [usize; 2] {
+        let trained = self.trained.iter();
+        let trained = trained.filter(|(part, _)| self.sees || *part == ModelPart::Decoder);
+        let trained = trained.map(|(_, elements)| *elements);
+        [trained.clone().sum(), trained.max().unwrap_or(0)]
+    }
+
+    /// Sets the number of devices and the placement of the optimizer's state; the plan is per
+    /// device.
+    #[must_use]
+    pub fn with_ranks(mut self, ranks: usize, optimizer: OptimizerState) -> Self {
+        (self.ranks, self.optimizer) = (ranks.max(1), optimizer);
+        self
+    }
+
+    /// Elements with optimizer state on one device.
+    fn updated(&self) -> usize {
+        let [trained, _] = self.trained();
+        match self.optimizer {
+            OptimizerState::Replicated => trained,
+            OptimizerState::Sharded => shards::part(trained, self.ranks),
+        }
+    }
+
+    /// Computes the memory of a step whose largest micro-batch has this shape and follows others.
+    pub fn step(&self, shape: MicroShape) -> StepMemory {
+        self.micro(shape, true)
+    }
+
+    /// Computes the peak in bytes of a step over these micro-batches.
+    pub fn peak(&self, batch: &[MicroShape]) -> usize {
+        let labelled = batch.iter().filter(|shape| shape.labelled > 0);
+        let micro = |(index, shape): (usize, &MicroShape)| self.micro(*shape, index > 0).peak();
+        labelled.enumerate().map(micro).max().unwrap_or(0)
+    }
+
+    /// Memory during the whole step, but the sums of gradients.
+    fn held(&self) -> Vec<(&'static str, usize)> {
+        let (wide, updated) = (self.types.wide, self.updated());
+        let [trained, _] = self.trained();
+        let masters = if self.has_masters {
+            updated * self.whole.min(trained) / trained.max(1) * wide
+        } else {
+            0
+        };
+        let mut held = vec![
+            ("weights", self.weights),
+            ("adapters", self.adapters),
+            ("masters", masters),
+            ("moments", 2 * updated * wide),
+            ("names, shapes, graph", self.tensors * OF_TENSOR),
+            ("the products' buffer", packing::of_thread()),
+        ];
+        held.retain(|(_, bytes)| *bytes > 0);
+        held
+    }
+
+    /// The memory of a micro-batch, the first of its step or a later one, and of the update.
+    fn micro(&self, shape: MicroShape, is_later: bool) -> StepMemory {
+        let [trained, largest] = self.trained();
+        let wide = self.types.wide;
+        let sums = trained * wide;
+        let mut held = self.held();
+        let run = Run::new(self.types, is_later);
+        // Layers that run again are those of a copy of the model, with the same weights.
+        let copies = if self.recomputes { self.tensors } else { 0 };
+        let _copy = run.tensor(copies * OF_COPY, 1);
+        self.model.micro(&run, &shape, self.recomputes);
+        let mut moments = run.phases();
+        let beside = if is_later {
+            held.push(("sums of gradients", sums));
+            0
+        } else {
+            sums
+        };
+        moments.push(("the norm of the gradients", beside + largest * wide));
+        moments.push(("the update", beside + self.update()));
+        if self.ranks > 1 {
+            moments.push(("the gradients, end to end", beside + self.exchange()));
+        }
+        StepMemory { held, moments }
+    }
+
+    /// Computes the memory of a validation, whose largest micro-batch has this shape: a forward pass
+    /// without a graph, one micro-batch at a time.
+    pub fn validation(&self, shape: MicroShape) -> StepMemory {
+        let run = Run::new(self.types, true);
+        self.model.loss(&run, &shape);
+        StepMemory {
+            held: self.held(),
+            moments: run.phases(),
+        }
+    }
+
+    /// Computes the additional bytes for recording a step over `samples` samples with `patches`
+    /// patches: sampled weights before and after the step, gradients and activations, and a copy of
+    /// the patches.
+    pub fn record(&self, patches: usize, samples: usize) -> usize {
+        let activations = self.layers * OF_LAYER + self.blocks + 4;
+        let tensors = self.tensors + 2 * self.trained.len() + samples * activations;
+        // Patches are written from a copy.
+        2 * patches * self.patch_elems * DType::F32.size() + tensors * OF_SAMPLED
+    }
+
+    /// Computes the largest number of tokens, in a micro-batch with the proportions of `shape`, for
+    /// which a step fits into `bytes`; `None` if one token does not fit.
+    pub fn most_tokens(&self, shape: MicroShape, bytes: usize) -> Option<usize> {
+        let fits = |tokens: usize| self.step(shape.with_tokens(tokens)).peak() <= bytes;
+        let (mut most, mut beyond) = (0, MOST_TOKENS);
+        while beyond - most > 1 {
+            let middle = most.midpoint(beyond);
+            if fits(middle) {
+                most = middle;
+            } else {
+                beyond = middle;
+            }
+        }
+        (most > 0).then_some(most)
+    }
+
+    /// New values reuse the memory of masters or of gradients that nothing else holds. 16-bit
+    /// values take additional memory; without a master, so does the old value in f32.
+    fn update(&self) -> usize {
+        let of_value = if self.whole == 0 {
+            self.types.wide
+        } else {
+            self.types.narrow
+        };
+        let [trained, largest] = self.trained();
+        let (values, part) = (trained * of_value, self.updated());
+        let (largest, sums) = (largest.min(part), trained * self.types.wide);
+        let is_narrow = of_value < self.types.wide;
+        let beside = match (self.ranks, self.optimizer) {
+            // Sums are freed one by one.
+            (1, _) if is_narrow => largest * of_value,
+            (1, _) => 0,
+            // They are views of one tensor until the end.
+            (_, OptimizerState::Replicated) => values,
+            // A shard of them remains, with the values of that shard separate.
+            (_, OptimizerState::Sharded) => {
+                (values + part * (of_value + self.types.wide)).saturating_sub(sums)
+            }
+        };
+        if is_narrow && !self.has_masters {
+            beside + largest * self.types.wide
+        } else {
+            beside
+        }
+    }
+
+    /// The gradients for the other devices are concatenated beside their sums over micro-batches;
+    /// with a sharded state, also a shard of those of all devices.
+    fn exchange(&self) -> usize {
+        let part = match self.optimizer {
+            OptimizerState::Replicated => 0,
+            OptimizerState::Sharded => self.updated(),
+        };
+        (self.trained()[0] + part) * self.types.wide
+    }
+}
+
+/// Bytes that burn keeps per tensor besides its elements, as measured; they matter for tiny models.
+const OF_TENSOR: usize = 4 << 10;
+/// Bytes of a tensor's second name and shape.
+const OF_COPY: usize = 2 << 10;
+/// The number of recorded activations and gradients of a layer, and the bytes of the samples of
+/// one.
+const OF_LAYER: usize = 14;
+const OF_SAMPLED: usize = SAMPLES * DType::F32.size() + 256;
+/// More tokens than any micro-batch has.
+const MOST_TOKENS: usize = 1 << 24;

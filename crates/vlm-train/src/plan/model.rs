@@ -1,0 +1,448 @@
+//! A forward and a backward pass over a model without elements: `vlm-models`' `backward`.
+
+use vlm_models::{Interpolation, VisionConfig, VlmConfig};
+
+use super::MicroShape;
+use super::dry::{Ghost, Run, Var};
+use super::layers::{Block, Layer, Merger, Trained};
+use super::ops::{self, Linear, RmsNorm};
+
+/// The limit on logits and weight elements, and the minimum number of words, of a block in
+/// `burn-attention`.
+const ELEMENTS_OF_BLOCK: usize = 1 << 23;
+const LEAST_WORDS: usize = 128;
+
+/// A model without elements.
+pub(super) struct Model {
+    layers: Vec<Layer>,
+    norm: RmsNorm,
+    vocab_size: usize,
+    is_tied: bool,
+    trains_words: bool,
+    trains_head: bool,
+    hidden: usize,
+    rotary_dim: usize,
+    tower: Tower,
+}
+
+struct Tower {
+    blocks: Vec<Block>,
+    merger: Merger,
+    /// The block that each feature of the decoder is computed from, and its layers.
+    features: Vec<(usize, Merger)>,
+    embedding: Linear,
+    norm: Option<RmsNorm>,
+    /// Groups of four cells that a learned position is interpolated from, and the cells of the grid.
+    learned: Option<(usize, usize)>,
+    has_windows: bool,
+    trains_first: bool,
+    hidden: usize,
+    square: usize,
+    rotary_dim: usize,
+}
+
+/// The tensors that a pass through the tower keeps.
+struct Seen {
+    inputs: Vec<Ghost>,
+    merged: Ghost,
+    features: Vec<Ghost>,
+}
+
+impl Model {
+    pub(super) fn new(config: &VlmConfig, trained: &Trained<'_>) -> Self {
+        let text = &config.text;
+        let layer = |index| Layer::new(text, index, trained);
+        let trains_words = trained.below("language_model.embed_tokens.");
+        Self {
+            layers: (0..text.layers).map(layer).collect(),
+            norm: RmsNorm {
+                channels: text.hidden_size,
+                is_trained: trained.below("language_model.norm."),
+                unit_offset: text.unit_offset,
+            },
+            vocab_size: text.vocab_size,
+            is_tied: config.tied,
+            trains_words,
+            trains_head: trained.below("lm_head."),
+            hidden: text.hidden_size,
+            rotary_dim: text.rotation.head_dim(),
+            tower: Tower::new(&config.vision, trained),
+        }
+    }
+
+    /// Runs a micro-batch, with the memory of each phase.
+    pub(super) fn micro(&self, run: &Run, shape: &MicroShape, recomputes: bool) {
+        let _data = self.data(run, shape);
+        let patches = (shape.patches > 0).then(|| self.tower.data(run, shape.patches));
+        if recomputes {
+            self.by_layer(run, shape, patches.as_ref());
+        } else {
+            self.at_once(run, shape, patches.as_ref());
+        }
+    }
+
+    /// Runs a forward pass without gradients and its loss.
+    pub(super) fn loss(&self, run: &Run, shape: &MicroShape) {
+        run.be_quiet(true);
+        let _data = self.data(run, shape);
+        let patches = (shape.patches > 0).then(|| self.tower.data(run, shape.patches));
+        self.at_once(run, shape, patches.as_ref());
+    }
+
+    /// Ids, position ids, masks, cos and sin of the tokens.
+    fn data(&self, run: &Run, shape: &MicroShape) -> [Ghost; 2] {
+        let angles = run.tensor(shape.tokens * self.rotary_dim, run.types.wide);
+        [angles, run.tensor(shape.tokens, OF_TOKEN)]
+    }
+
+    fn embeddings(&self, run: &Run, table: &Var, merged: Option<Var>, tokens: usize) -> Var {
+        let elems = tokens * self.hidden;
+        let words = ops::embedding(run, table, elems);
+        match merged {
+            Some(merged) => {
+                let both = ops::cat(run, words, merged);
+                ops::select(run, both, elems)
+            }
+            None => words,
+        }
+    }
+
+    fn table(&self, run: &Run) -> Var {
+        let elems = self.vocab_size * self.hidden;
+        let table = run.held(elems, run.types.narrow);
+        if self.trains_words && !run.is_quiet() {
+            run.leaf(table)
+        } else {
+            run.constant(table)
+        }
+    }
+
+    /// The loss of normalised hidden states; `table` is that of the words, which a tied head shares.
+    fn head(&self, run: &Run, hidden: Var, table: &Var, labelled: usize) -> Var {
+        let chosen = ops::select(run, hidden, labelled * self.hidden);
+        let head = if self.is_tied {
+            table.clone()
+        } else {
+            let elems = self.vocab_size * self.hidden;
+            let weight = run.weight(elems, run.types.narrow, self.trains_head);
+            weight.seen_as(|weight| weight.view(elems))
+        };
+        let words = (ELEMENTS_OF_BLOCK / labelled.max(self.hidden)).max(LEAST_WORDS);
+        ops::cross_entropy(run, [chosen, head], self.hidden, words)
+    }
+
+    /// With one graph.
+    fn at_once(&self, run: &Run, shape: &MicroShape, patches: Option<&Ghost>) {
+        let tokens = shape.tokens;
+        let (mut features, mut merged) = (Vec::new(), None);
+        if let Some(patches) = patches {
+            let count = shape.patches;
+            let mut hidden = self.tower.first(run, patches, count);
+            for (index, block) in self.tower.blocks.iter().enumerate() {
+                hidden = block.forward(run, hidden, count);
+                if let Some(feature) = self.tower.feature_of(index) {
+                    features.push(feature.forward(run, hidden.clone()));
+                }
+            }
+            merged = Some(self.tower.merged(run, hidden));
+            run.phase(TOWER_FORWARD);
+        }
+        let table = self.table(run);
+        let mut hidden = self.embeddings(run, &table, merged, tokens);
+        let mut features = features.into_iter();
+        for layer in &self.layers {
+            hidden = layer.forward(run, hidden, shape);
+            if let Some(feature) = features.next() {
+                hidden = ops::select_add(run, hidden, feature);
+            }
+        }
+        run.phase(DECODER_FORWARD);
+        let last = self.norm.forward(run, hidden);
+        let loss = self.head(run, last, &table, shape.labelled);
+        run.phase(HEAD);
+        let mut gradients = run.backward(loss, run.tensor(1, run.types.wide));
+        run.phase(GRAPH);
+        if let Some(gradient) = Run::take(&table, &mut gradients) {
+            run.add(gradient);
+        }
+        run.collect(&mut gradients);
+        run.phase(GRAPH);
+    }
+
+    /// With one layer's graph at a time.
+    fn by_layer(&self, run: &Run, shape: &MicroShape, patches: Option<&Ghost>) {
+        let tower_wanted = patches.is_some() && self.tower.trains();
+        run.be_quiet(true);
+        let seen = patches.map(|patches| self.tower.see(run, patches, shape.patches, tower_wanted));
+        run.phase(TOWER_FORWARD);
+        let mut wanted = vec![tower_wanted || self.trains_words];
+        for layer in &self.layers {
+            wanted.push(wanted[wanted.len() - 1] || layer.trains());
+        }
+        let merged = seen.as_ref().map(|seen| seen.merged.clone());
+        let features = seen.as_ref().map_or(0, |seen| seen.features.len());
+        let table = self.table(run);
+        let constant = |value: Ghost| run.constant(value);
+        let embedded = merged.clone().map(constant);
+        let mut hidden = self.embeddings(run, &table, embedded, shape.tokens);
+        let mut inputs = Vec::new();
+        for (index, layer) in self.layers.iter().enumerate() {
+            inputs.push(hidden.value.clone());
+            hidden = layer.forward(run, hidden, shape);
+            if let Some(feature) = seen.as_ref().and_then(|seen| seen.features.get(index)) {
+                hidden = ops::select_add(run, hidden, run.constant(feature.clone()));
+            }
+        }
+        run.phase(DECODER_FORWARD);
+        run.be_quiet(false);
+        let table = self.table(run);
+        let leaf = |value: Ghost, wanted: bool| match wanted {
+            true => run.leaf(value),
+            false => run.constant(value),
+        };
+        let input = leaf(hidden.value, wanted[self.layers.len()]);
+        let last = self.norm.forward(run, input.clone());
+        let loss = self.head(run, last, &table, shape.labelled);
+        let mut gradients = run.backward(loss, run.tensor(1, run.types.wide));
+        let table_gradient = Run::take(&table, &mut gradients);
+        run.collect(&mut gradients);
+        let mut gradient = Run::take(&input, &mut gradients);
+        drop((input, gradients));
+        run.phase(HEAD);
+
+        let mut feature_gradients = Vec::new();
+        for (index, layer) in self.layers.iter().enumerate().rev() {
+            let (Some(output_gradient), Some(input)) = (gradient.take(), inputs.pop()) else {
+                break;
+            };
+            if index < features && tower_wanted {
+                let elems = self.tower.merged_elems(shape.patches, self.hidden);
+                feature_gradients.push(output_gradient.reduced(elems));
+            }
+            let input = leaf(input, wanted[index]);
+            let output = layer.forward(run, input.clone(), shape);
+            let mut gradients = run.against(output, output_gradient);
+            run.collect(&mut gradients);
+            gradient = Run::take(&input, &mut gradients);
+            run.phase(LAYER);
+        }
+        let Some(gradient) = gradient else {
+            return;
+        };
+        let merged = merged.map(|merged| leaf(merged, tower_wanted));
+        let embeddings = self.embeddings(run, &table, merged.clone(), shape.tokens);
+        let mut gradients = run.against(embeddings, gradient);
+        let merged_gradient = merged.and_then(|merged| Run::take(&merged, &mut gradients));
+        let words = Run::take(&table, &mut gradients);
+        drop(gradients);
+        let sum = match (table_gradient, words) {
+            (Some(head), Some(words)) => Some(head.zip(words)),
+            (head, words) => head.or(words),
+        };
+        if let Some(sum) = sum {
+            run.add(sum);
+        }
+        run.phase(WORDS);
+        if let (Some(patches), Some(seen), Some(merged)) = (patches, seen, merged_gradient) {
+            let output = (merged, feature_gradients);
+            self.tower
+                .backward(run, (patches, shape.patches), seen.inputs, output);
+        }
+    }
+}
+
+impl Tower {
+    fn new(config: &VisionConfig, trained: &Trained<'_>) -> Self {
+        let trains_first = trained.below("visual.patch_embed.");
+        let feature =
+            |(index, block): (usize, &usize)| (*block, Merger::of_feature(config, index, trained));
+        let groups = match config.interpolation {
+            Interpolation::Bilinear => 1,
+            Interpolation::Bicubic => 4,
+        };
+        Self {
+            blocks: (0..config.depth)
+                .map(|index| Block::new(config, index, trained))
+                .collect(),
+            merger: Merger::new(config, trained),
+            features: config.deepstack.iter().enumerate().map(feature).collect(),
+            embedding: Linear {
+                inputs: config.patch.iter().product(),
+                outputs: config.hidden_size,
+                has_bias: config.patch_bias,
+                is_trained: trains_first,
+                adapter: None,
+            },
+            norm: config.downsamples.then_some(RmsNorm {
+                channels: config.hidden_size,
+                is_trained: trains_first,
+                unit_offset: false,
+            }),
+            learned: config.position_grid.map(|side| (groups, side * side)),
+            has_windows: config.windows.is_some(),
+            trains_first,
+            hidden: config.hidden_size,
+            square: config.spatial_merge * config.spatial_merge,
+            rotary_dim: config.rotation.head_dim(),
+        }
+    }
+
+    fn trains(&self) -> bool {
+        let mut features = self.features.iter();
+        self.trains_first
+            || self.merger.trains()
+            || self.blocks.iter().any(Block::trains)
+            || features.any(|(_, feature)| feature.trains())
+    }
+
+    fn feature_of(&self, block: usize) -> Option<&Merger> {
+        let mut features = self.features.iter();
+        features.find(|(at, _)| *at == block).map(|(_, of)| of)
+    }
+
+    fn merged_elems(&self, patches: usize, outputs: usize) -> usize {
+        patches / self.square * outputs
+    }
+
+    /// The patches, and what is computed from their grids.
+    fn data(&self, run: &Run, patches: usize) -> Ghost {
+        let mut of_patch = self.embedding.inputs * run.types.narrow;
+        of_patch += self.rotary_dim * run.types.wide + OF_PATCH;
+        if let Some((groups, _)) = self.learned {
+            of_patch += groups * OF_FOUR_CELLS;
+        }
+        run.phase(PATCHES);
+        // They come in f32.
+        let _before = (run.types.narrow < run.types.wide)
+            .then(|| run.tensor(patches * self.embedding.inputs, run.types.wide));
+        let data = run.tensor(patches, of_patch);
+        run.phase(PATCHES);
+        data
+    }
+
+    fn first(&self, run: &Run, patches: &Ghost, count: usize) -> Var {
+        let elems = count * self.embedding.inputs;
+        let narrow = run.types.narrow;
+        let patches = patches.read_as(elems, narrow);
+        let mut hidden = self.embedding.by_burn(run, run.constant(patches));
+        if let Some(norm) = &self.norm {
+            hidden = norm.forward(run, hidden);
+        }
+        if let Some((groups, cells)) = self.learned {
+            let table = run.weight(cells * self.hidden, narrow, self.trains_first);
+            for _ in 0..groups {
+                let elems = 4 * count * self.hidden;
+                let four = ops::embedding(run, &table, elems);
+                let four = ops::scaled(run, four);
+                let one = ops::mean(run, four, count * self.hidden);
+                hidden = ops::add(run, hidden, one);
+            }
+        }
+        if self.has_windows {
+            let elems = hidden.value.elems;
+            hidden = ops::select(run, hidden, elems);
+        }
+        hidden
+    }
+
+    fn merged(&self, run: &Run, hidden: Var) -> Var {
+        let merged = self.merger.forward(run, hidden);
+        if self.has_windows {
+            let elems = merged.value.elems;
+            return ops::select(run, merged, elems);
+        }
+        merged
+    }
+
+    fn see(&self, run: &Run, patches: &Ghost, count: usize, keeps: bool) -> Seen {
+        let (mut inputs, mut features) = (Vec::new(), Vec::new());
+        let mut hidden = self.first(run, patches, count);
+        for (index, block) in self.blocks.iter().enumerate() {
+            if keeps {
+                inputs.push(hidden.value.clone());
+            }
+            hidden = block.forward(run, hidden, count);
+            if let Some(feature) = self.feature_of(index) {
+                features.push(feature.forward(run, hidden.clone()).value);
+            }
+        }
+        if keeps {
+            inputs.push(hidden.value.clone());
+        }
+        Seen {
+            inputs,
+            merged: self.merged(run, hidden).value,
+            features,
+        }
+    }
+
+    fn backward(
+        &self,
+        run: &Run,
+        (patches, count): (&Ghost, usize),
+        mut kept: Vec<Ghost>,
+        (merged, mut features): (Ghost, Vec<Ghost>),
+    ) {
+        let mut wanted = vec![self.trains_first];
+        for block in &self.blocks {
+            wanted.push(wanted[wanted.len() - 1] || block.trains());
+        }
+        let mut gradient = Some(merged);
+        // Those of the last block were pushed first.
+        for index in (0..=self.blocks.len()).rev() {
+            let Some(input) = kept.pop() else {
+                break;
+            };
+            let input = match wanted[index] {
+                true => run.leaf(input),
+                false => run.constant(input),
+            };
+            let feature = index
+                .checked_sub(1)
+                .and_then(|block| self.feature_of(block));
+            let feature = feature.filter(|_| !features.is_empty());
+            let mut terms = Vec::new();
+            let mut read = input.clone();
+            if let Some(feature) = feature {
+                let output = feature.forward(run, input.clone());
+                terms.push((output, features.remove(0)));
+                if input.is_tracked() {
+                    read = ops::scaled(run, read);
+                }
+            }
+            if let Some(output_gradient) = gradient.take() {
+                let output = if index == self.blocks.len() {
+                    self.merged(run, read)
+                } else {
+                    self.blocks[index].forward(run, read, count)
+                };
+                terms.push((output, output_gradient));
+            }
+            let mut gradients = run.against_all(terms);
+            run.collect(&mut gradients);
+            gradient = Run::take(&input, &mut gradients);
+            run.phase(TOWER_BLOCK);
+        }
+        if let Some(gradient) = gradient {
+            let output = self.first(run, patches, count);
+            let mut gradients = run.against(output, gradient);
+            run.collect(&mut gradients);
+            run.phase(TOWER_BLOCK);
+        }
+    }
+}
+
+/// Bytes of a token's id, position ids, and the keys that it sees; of a patch's positions and keys;
+/// of four cells of the learned grid with their weights.
+const OF_TOKEN: usize = 64;
+const OF_PATCH: usize = 24;
+const OF_FOUR_CELLS: usize = 48;
+
+const PATCHES: &str = "the patches, converted";
+const TOWER_FORWARD: &str = "the vision tower, forward";
+const DECODER_FORWARD: &str = "the decoder, forward";
+const HEAD: &str = "the head's block of logits";
+const LAYER: &str = "a decoder layer and its graph";
+const GRAPH: &str = "the graph of all layers, backward";
+const WORDS: &str = "the gradients of the words";
+const TOWER_BLOCK: &str = "a tower block and its graph";

@@ -1,0 +1,614 @@
+//! The operations of the models on tensors without elements, as burn's CPU backend and the kernels
+//! of `burn-attention` and `rope-burn` allocate.
+
+use super::dry::{Ghost, Run, Var};
+use super::packing::Product;
+
+/// A matrix with its bias and adapter.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Linear {
+    pub(super) inputs: usize,
+    pub(super) outputs: usize,
+    pub(super) has_bias: bool,
+    pub(super) is_trained: bool,
+    pub(super) adapter: Option<Adapter>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Adapter {
+    pub(super) rank: usize,
+    /// True if B is multiplied by a factor.
+    pub(super) is_scaled: bool,
+    pub(super) drops: bool,
+}
+
+/// The product of two matrices, `[rows, columns]`.
+pub(super) fn product(run: &Run, [x, y]: [Ghost; 2], [rows, columns]: [usize; 2]) -> Ghost {
+    let (width, wide) = (x.width, run.types.wide);
+    let inner = x.elems / rows.max(1);
+    let widens = run.types.widens && width < wide;
+    let of = Product {
+        rows,
+        columns,
+        inner,
+        transposed: [&x, &y].map(|x| !widens && !x.is_in_order()),
+        is_f16: run.types.is_f16 && width < wide,
+    };
+    if !widens {
+        let out = run.zeros(rows * columns, width);
+        let _packed = run.tensor(of.packed(), 1);
+        return out;
+    }
+    // burn holds a factor until the end, beside its copy in order.
+    let given = [x, y];
+    let dense = given.clone().map(Ghost::dense);
+    let _factors = dense.each_ref().map(|x| run.tensor(x.elems, wide));
+    let _sums = run.zeros(rows * columns, wide);
+    drop(run.tensor(of.packed(), 1));
+    run.tensor(rows * columns, width)
+}
+
+/// x weight + bias, by burn. A `weight` whose elements lie in the order of the product is not a
+/// view.
+fn plain(run: &Run, x: Var, weight: Var, bias: Option<Var>, [inputs, outputs]: [usize; 2]) -> Var {
+    let x = x.seen_as(Ghost::dense);
+    let rows = x.value.elems / inputs;
+    let bias = bias.and_then(|bias| bias.node);
+    let parents = [x.node, weight.node, bias];
+    let (x, matrix) = (x.value, weight.value);
+    let kept = weight.node.map(|_| x.clone());
+    let value = product(run, [x, matrix.clone()], [rows, outputs]);
+    run.op(parents, value, move |run, gradient, onward| {
+        let gradient = gradient.dense();
+        if onward.wants(0) {
+            let elems = matrix.elems;
+            let factors = [gradient.clone(), matrix.view(elems)];
+            onward.give(0, product(run, factors, [rows, inputs]));
+        }
+        if let Some(x) = kept {
+            let elems = x.elems;
+            let factors = [x.view(elems), gradient.clone()];
+            onward.give(1, product(run, factors, [inputs, outputs]));
+        }
+        if onward.wants(2) {
+            onward.give(2, gradient.reduced(outputs));
+        }
+    })
+}
+
+pub(super) fn cast(run: &Run, x: Var, width: usize) -> Var {
+    let before = x.value.width;
+    if before == width {
+        return x;
+    }
+    run.op([x.node], x.value.cast(width), move |_, gradient, onward| {
+        onward.give(0, gradient.cast(before));
+    })
+}
+
+/// A sum; its gradient is that of both terms.
+pub(super) fn add(run: &Run, x: Var, y: Var) -> Var {
+    let value = x.value.zip(y.value);
+    run.op([x.node, y.node], value, |_, gradient, onward| {
+        onward.give(0, gradient.clone());
+        onward.give(1, gradient);
+    })
+}
+
+/// A product element by element, of tensors of one shape.
+pub(super) fn multiply(run: &Run, x: Var, y: Var) -> Var {
+    let kept = [
+        y.node.map(|_| x.value.clone()),
+        x.node.map(|_| y.value.clone()),
+    ];
+    let value = x.value.zip(y.value);
+    run.op([x.node, y.node], value, move |_, gradient, onward| {
+        let [x, y] = kept;
+        if let Some(y) = y {
+            onward.give(0, gradient.clone().zip(y));
+        }
+        if let Some(x) = x {
+            onward.give(1, gradient.zip(x));
+        }
+    })
+}
+
+/// A function whose backward has its input, or the copy of it that the function made.
+pub(super) fn function(run: &Run, x: Var) -> Var {
+    let kept = x.node.map(|_| x.value.clone());
+    run.op([x.node], x.value.map(), move |_, gradient, onward| {
+        if let Some(x) = kept {
+            onward.give(0, x.zip(gradient));
+        }
+    })
+}
+
+/// A product with a number or a sum with one: nothing is kept.
+pub(super) fn scaled(run: &Run, x: Var) -> Var {
+    run.op([x.node], x.value.map(), |_, gradient, onward| {
+        onward.give(0, gradient.map());
+    })
+}
+
+/// A part of a tensor; the gradient is one of the whole.
+pub(super) fn narrowed(run: &Run, x: Var, elems: usize) -> Var {
+    let whole = x.value.elems;
+    run.op(
+        [x.node],
+        x.value.view(elems),
+        move |run, gradient, onward| {
+            let zeros = run.zeros(whole, gradient.width);
+            drop(gradient.dense());
+            onward.give(0, zeros);
+        },
+    )
+}
+
+/// Rows chosen by their index; the gradient is one of all rows.
+pub(super) fn select(run: &Run, x: Var, elems: usize) -> Var {
+    let (value, node) = (x.value.dense(), x.node);
+    let whole = value.elems;
+    run.op(
+        [node],
+        value.reduced(elems),
+        move |run, gradient, onward| {
+            let zeros = run.zeros(whole, gradient.width);
+            drop(gradient.dense());
+            onward.give(0, zeros);
+        },
+    )
+}
+
+impl Linear {
+    pub(super) fn forward(&self, run: &Run, x: Var) -> Var {
+        let Self {
+            inputs, outputs, ..
+        } = *self;
+        let narrow = run.types.narrow;
+        let weight = run.weight(inputs * outputs, narrow, self.is_trained);
+        let has_bias = self.has_bias;
+        let bias = has_bias.then(|| run.weight(outputs, narrow, self.is_trained));
+        let Some(adapter) = self.adapter else {
+            return self.product(run, x, weight, bias);
+        };
+        let rank = adapter.rank;
+        let a = run.weight(inputs * rank, run.types.wide, true);
+        let mut b = run.weight(rank * outputs, run.types.wide, true);
+        if adapter.is_scaled {
+            b = scaled(run, b);
+        }
+        if adapter.drops {
+            let y = self.product(run, x.clone(), weight, bias);
+            let wide = run.types.wide;
+            // On the host, in one more copy while the mask is made, and as a tensor.
+            let mask = run.tensor(x.value.elems, wide);
+            let x = cast(run, x, wide);
+            let dropped = multiply(run, x, run.constant(mask));
+            let term = plain(run, dropped, a, None, [inputs, rank]);
+            let term = plain(run, term, b, None, [rank, outputs]);
+            return self.sum(run, y, term);
+        }
+        if self.has_kernel(run) {
+            return self.by_kernel(run, [x, weight], bias, Some(([a, b], rank)));
+        }
+        let y = plain(run, x.clone(), weight, bias, [inputs, outputs]);
+        let x = cast(run, x, run.types.wide);
+        let term = plain(run, x, a, None, [inputs, rank]);
+        let term = plain(run, term, b, None, [rank, outputs]);
+        self.sum(run, y, term)
+    }
+
+    /// By burn's product, without an adapter.
+    pub(super) fn by_burn(&self, run: &Run, x: Var) -> Var {
+        let [inputs, outputs] = [self.inputs, self.outputs];
+        let weight = run.weight(inputs * outputs, run.types.narrow, self.is_trained);
+        let bias = (self.has_bias).then(|| run.weight(outputs, run.types.narrow, self.is_trained));
+        plain(run, x, weight, bias, [inputs, outputs])
+    }
+
+    /// The sum of the product and the adapter's term, rounded once.
+    fn sum(&self, run: &Run, y: Var, term: Var) -> Var {
+        let narrow = y.value.width;
+        let y = cast(run, y, run.types.wide);
+        cast(run, add(run, y, term), narrow)
+    }
+
+    fn has_kernel(&self, run: &Run) -> bool {
+        let is_even = self.inputs.is_multiple_of(2) && self.outputs.is_multiple_of(2);
+        run.types.has_kernel && is_even
+    }
+
+    fn product(&self, run: &Run, x: Var, weight: Var, bias: Option<Var>) -> Var {
+        if self.has_kernel(run) {
+            return self.by_kernel(run, [x, weight], bias, None);
+        }
+        plain(run, x, weight, bias, [self.inputs, self.outputs])
+    }
+
+    /// By the kernel for bf16, which keeps x alone and computes x A again.
+    fn by_kernel(
+        &self,
+        run: &Run,
+        [x, weight]: [Var; 2],
+        bias: Option<Var>,
+        adapter: Option<([Var; 2], usize)>,
+    ) -> Var {
+        let [inputs, outputs] = [self.inputs, self.outputs];
+        let x = x.seen_as(Ghost::dense);
+        let rows = x.value.elems / inputs;
+        let (adapter, rank) = adapter.unzip();
+        let rank = rank.unwrap_or(0);
+        let [a, b] = match adapter {
+            Some(adapter) => adapter.map(Some),
+            None => [None, None],
+        };
+        let node = |var: &Option<Var>| var.as_ref().and_then(|var| var.node);
+        let parents = [x.node, weight.node, node(&bias), node(&a), node(&b)];
+        let keeps = parents[1].or(parents[3]).or(parents[4]).is_some();
+        let kept = (keeps.then(|| x.value.clone()), b.map(|b| b.value));
+        let wide = run.types.wide;
+        let value = {
+            let _bias = bias
+                .is_none()
+                .then(|| run.tensor(outputs, run.types.narrow));
+            let _u = run.tensor(rows * rank, wide);
+            let _b = run.tensor(rank * outputs, wide);
+            run.tensor(rows * outputs, run.types.narrow)
+        };
+        run.op(parents, value, move |run, gradient, onward| {
+            let (x, _b) = kept;
+            let gradient = gradient.dense();
+            let dx = onward.wants(0).then(|| {
+                let _v = run.tensor(rows * rank, wide);
+                run.tensor(rows * inputs, run.types.narrow)
+            });
+            let dbias = onward.wants(2).then(|| gradient.reduced(outputs));
+            let weight = onward.wants(1).then(|| x.clone()).flatten();
+            let dweight = weight.map(|x| {
+                let elems = x.elems;
+                product(run, [x.view(elems), gradient.clone()], [inputs, outputs])
+            });
+            let adapter = (rank > 0).then(|| {
+                let _thin = run.tensor(2 * rows * rank, wide);
+                [inputs, outputs].map(|channels| run.tensor(channels * rank, wide))
+            });
+            drop((x, gradient));
+            let [da, db] = match adapter {
+                Some(adapter) => adapter.map(Some),
+                None => [None, None],
+            };
+            for (parent, gradient) in [dx, dweight, dbias, da, db].into_iter().enumerate() {
+                if let Some(gradient) = gradient {
+                    onward.give(parent, gradient);
+                }
+            }
+        })
+    }
+}
+
+/// A root-mean-square norm over `channels`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RmsNorm {
+    pub(super) channels: usize,
+    pub(super) is_trained: bool,
+    /// True if it is computed outside the operation in f32, and multiplies by 1 + weight.
+    pub(super) unit_offset: bool,
+}
+
+impl RmsNorm {
+    pub(super) fn forward(&self, run: &Run, x: Var) -> Var {
+        let narrow = x.value.width;
+        if self.unit_offset {
+            let x = cast(run, x, run.types.wide);
+            let weight = run.weight(self.channels, run.types.narrow, self.is_trained);
+            let weight = cast(run, weight, run.types.wide);
+            let y = self.op(run, x, scaled(run, weight));
+            return cast(run, y, narrow);
+        }
+        let weight = run.weight(self.channels, narrow, self.is_trained);
+        self.op(run, x, weight)
+    }
+
+    fn op(&self, run: &Run, x: Var, weight: Var) -> Var {
+        let (channels, wide, narrow) = (self.channels, run.types.wide, x.value.width);
+        let rows = x.value.elems / channels;
+        let parents = [x.node, weight.node];
+        let kept = x.value;
+        let rstd = run.tensor(rows, wide);
+        let value = {
+            let x = kept.clone().cast(wide);
+            // Its squares, whose sums are the norms.
+            drop(x.clone().zip(x.clone()));
+            x.map().cast(narrow)
+        };
+        run.op(parents, value, move |run, gradient, onward| {
+            let x = kept.cast(wide);
+            let gradient = gradient.dense().cast(wide);
+            let normalised = x.zip(rstd.clone());
+            let products = gradient.clone().zip(normalised.clone());
+            drop(products);
+            let dx = gradient.map().zip(normalised);
+            drop(rstd);
+            onward.give(0, dx.cast(narrow));
+            onward.give(1, run.tensor(channels, narrow));
+        })
+    }
+}
+
+/// A layer norm, composed of ordinary operations.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LayerNorm {
+    pub(super) channels: usize,
+    pub(super) is_trained: bool,
+}
+
+impl LayerNorm {
+    pub(super) fn forward(&self, run: &Run, x: Var) -> Var {
+        let narrow = x.value.width;
+        if run.types.is_f16 {
+            let y = self.composed(run, cast(run, x, run.types.wide));
+            return cast(run, y, narrow);
+        }
+        self.composed(run, x)
+    }
+
+    fn composed(&self, run: &Run, x: Var) -> Var {
+        let (channels, is_trained) = (self.channels, self.is_trained);
+        let rows = x.value.elems / channels;
+        let [gamma, beta] = [(); 2].map(|()| run.weight(channels, x.value.width, is_trained));
+        let means = mean(run, x.clone(), rows);
+        let centered = subtract(run, x, means);
+        let squares = multiply(run, centered.clone(), centered.clone());
+        let root = function(run, mean(run, squares, rows));
+        let normalised = divide(run, centered, root);
+        let scaled = broadcast(run, normalised, gamma, true);
+        broadcast(run, scaled, beta, false)
+    }
+}
+
+/// The means of rows; their gradient is one of all elements.
+pub(super) fn mean(run: &Run, x: Var, rows: usize) -> Var {
+    let elems = x.value.elems;
+    run.op(
+        [x.node],
+        x.value.reduced(rows),
+        move |run, gradient, onward| {
+            onward.give(0, run.tensor(elems, gradient.width));
+        },
+    )
+}
+
+/// A difference from a number of each row.
+fn subtract(run: &Run, x: Var, means: Var) -> Var {
+    let rows = means.value.elems;
+    let value = x.value.zip(means.value);
+    run.op([x.node, means.node], value, move |_, gradient, onward| {
+        onward.give(0, gradient.clone());
+        onward.give(1, gradient.map().reduced(rows));
+    })
+}
+
+/// A quotient by a number of each row.
+fn divide(run: &Run, x: Var, root: Var) -> Var {
+    let rows = root.value.elems;
+    let kept = x.node.map(|_| [x.value.clone(), root.value.clone()]);
+    let value = x.value.zip(root.value);
+    run.op([x.node, root.node], value, move |_, gradient, onward| {
+        if let Some([x, _root]) = kept {
+            onward.give(0, gradient.clone().map());
+            let along = x.map().zip(gradient);
+            onward.give(1, along.reduced(rows));
+        }
+    })
+}
+
+/// A product or a sum with one number for each channel.
+fn broadcast(run: &Run, x: Var, weight: Var, is_product: bool) -> Var {
+    let channels = weight.value.elems;
+    let kept = (is_product && weight.node.is_some()).then(|| x.value.clone());
+    let value = x.value.zip(weight.value);
+    run.op([x.node, weight.node], value, move |_, gradient, onward| {
+        if is_product {
+            onward.give(0, gradient.clone().map());
+            if let Some(x) = kept {
+                onward.give(1, gradient.zip(x).reduced(channels));
+            }
+        } else {
+            if onward.wants(1) {
+                onward.give(1, gradient.reduced(channels));
+            }
+            onward.give(0, gradient);
+        }
+    })
+}
+
+/// The rotation of q or k, over q or k if nothing else holds it.
+pub(super) fn rotated(run: &Run, x: Var) -> Var {
+    let is_free = x.value.is_alone();
+    let value = if is_free { x.value } else { x.value.copied() };
+    run.op([x.node], value, |_, gradient, onward| {
+        let gradient = if gradient.is_alone() {
+            gradient
+        } else {
+            gradient.copied()
+        };
+        onward.give(0, gradient);
+    })
+}
+
+/// Norm and rotation of the heads of q or k, which the node keeps.
+pub(super) fn normed_and_rotated(run: &Run, x: Var, channels: usize, is_trained: bool) -> Var {
+    let weight = run.weight(channels, run.types.narrow, is_trained);
+    let weight = cast(run, weight, run.types.wide);
+    let kept = (x.node.or(weight.node)).map(|_| x.value.clone());
+    let value = if x.value.is_alone() {
+        x.value
+    } else {
+        x.value.copied()
+    };
+    let wide = run.types.wide;
+    run.op(
+        [x.node, weight.node],
+        value,
+        move |run, gradient, onward| {
+            let gradient = if gradient.is_alone() {
+                gradient
+            } else {
+                gradient.copied()
+            };
+            drop(kept);
+            onward.give(0, gradient);
+            onward.give(1, run.tensor(channels, wide));
+        },
+    )
+}
+
+/// Attention of tokens with `heads` heads.
+pub(super) fn attention(run: &Run, [q, k, v]: [Var; 3], [tokens, heads]: [usize; 2]) -> Var {
+    let parents = [q.node, k.node, v.node];
+    let wide = run.types.wide;
+    let out = run.tensor(q.value.elems, q.value.width);
+    let softmax = run.tensor(2 * tokens * heads, wide);
+    let kept = ([q.value, k.value, v.value], out.clone(), softmax);
+    run.op(parents, out, move |run, gradient, onward| {
+        let ([q, k, v], out, softmax) = kept;
+        let gradients = [&q, &k, &v].map(|x| run.tensor(x.elems, x.width));
+        // The product of output and gradient in each row.
+        let _along = run.tensor(2 * tokens * heads, wide);
+        drop((gradient, q, k, v, out, softmax));
+        for (parent, gradient) in gradients.into_iter().enumerate() {
+            onward.give(parent, gradient);
+        }
+    })
+}
+
+/// silu(gate) * up.
+pub(super) fn swiglu(run: &Run, gate: Var, up: Var) -> Var {
+    let parents = [gate.node, up.node];
+    let kept = [gate.value, up.value];
+    let value = {
+        let [gate, _up] = kept.clone().map(Ghost::dense);
+        run.tensor(gate.elems, gate.width)
+    };
+    run.op(parents, value, move |run, gradient, onward| {
+        let [gate, up] = kept.map(Ghost::dense);
+        let gradient = gradient.dense();
+        let [dgate, dup] = [&gate, &up].map(|x| run.tensor(x.elems, x.width));
+        drop((gate, up, gradient));
+        onward.give(0, dgate);
+        onward.give(1, dup);
+    })
+}
+
+/// x sigmoid(1.702 x)
+pub(super) fn quick_gelu(run: &Run, x: Var) -> Var {
+    let inner = scaled(run, x.clone());
+    let sigmoid = function(run, inner);
+    multiply(run, x, sigmoid)
+}
+
+/// Gelu in its tanh approximation.
+pub(super) fn gelu_tanh(run: &Run, x: Var) -> Var {
+    let cube = function(run, x.clone());
+    let inner = add(run, x.clone(), scaled(run, cube));
+    let tanh = function(run, scaled(run, inner));
+    scaled(run, multiply(run, x, scaled(run, tanh)))
+}
+
+/// Word embeddings of tokens.
+pub(super) fn embedding(run: &Run, table: &Var, elems: usize) -> Var {
+    let (words, width) = (table.value.elems, table.value.width);
+    let value = run.tensor(elems, width);
+    run.op([table.node], value, move |run, gradient, onward| {
+        let zeros = run.zeros(words, width);
+        drop(gradient.dense());
+        onward.give(0, zeros);
+    })
+}
+
+/// Two tensors, one after the other.
+pub(super) fn cat(run: &Run, x: Var, y: Var) -> Var {
+    let elems = [x.value.elems, y.value.elems];
+    let value = Ghost::cat(vec![x.value, y.value]);
+    run.op([x.node, y.node], value, move |_, gradient, onward| {
+        for (parent, elems) in elems.into_iter().enumerate() {
+            onward.give(parent, gradient.clone().view_of_rows(elems));
+        }
+    })
+}
+
+/// Adds rows to those of their index.
+pub(super) fn select_add(run: &Run, x: Var, rows: Var) -> Var {
+    let elems = rows.value.elems;
+    run.op(
+        [x.node, rows.node],
+        x.value.map(),
+        move |_, gradient, onward| {
+            onward.give(0, gradient.clone());
+            if onward.wants(1) {
+                onward.give(1, gradient.reduced(elems));
+            }
+        },
+    )
+}
+
+/// The loss of rows of hidden states by the matrix of the head, over blocks of `words` words.
+pub(super) fn cross_entropy(
+    run: &Run,
+    [hidden, head]: [Var; 2],
+    channels: usize,
+    words: usize,
+) -> Var {
+    let (wide, narrow) = (run.types.wide, hidden.value.width);
+    let vocabulary = head.value.elems / channels;
+    let rows = hidden.value.elems / channels;
+    let parents = [hidden.node, head.node];
+    let factors = if run.types.is_f16 { wide } else { narrow };
+    let logits = move |run: &Run, hidden: &Ghost, head: &Ghost, words: usize| {
+        let block = head.clone().view(words * channels).cast(factors);
+        let elems = block.elems;
+        let factors = [hidden.clone(), block.view(elems)];
+        product(run, factors, [rows, words]).cast(wide)
+    };
+    let blocks = move || {
+        let starts = (0..vocabulary).step_by(words);
+        starts.map(move |start| vocabulary.min(start + words) - start)
+    };
+    let (hidden, head) = (hidden.value, head.value);
+    let sums = run.tensor(rows, wide);
+    {
+        let hidden = hidden.clone().cast(factors);
+        for words in blocks() {
+            // Their exponentials are written over them.
+            drop(logits(run, &hidden, &head, words));
+        }
+    }
+    let loss = run.tensor(1, wide);
+    run.op(parents, loss, move |run, _, onward| {
+        let hidden = hidden.cast(factors);
+        let wants = onward.wants(1);
+        let dhead = wants.then(|| run.zeros(vocabulary * channels, narrow));
+        let mut dhidden: Option<Ghost> = None;
+        for words in blocks() {
+            let dlogits = logits(run, &hidden, &head, words).cast(factors);
+            let block = head.clone().view(words * channels).cast(factors);
+            let part = product(run, [dlogits.clone(), block], [rows, channels]).cast(wide);
+            dhidden = Some(match dhidden.take() {
+                Some(earlier) => earlier.zip(part),
+                None => part,
+            });
+            if wants {
+                let elems = dlogits.elems;
+                let factors = [dlogits.view(elems), hidden.clone()];
+                drop(product(run, factors, [words, channels]).cast(narrow));
+            }
+        }
+        drop((sums, head, hidden));
+        if let Some(dhidden) = dhidden {
+            onward.give(0, dhidden.cast(narrow));
+        }
+        if let Some(dhead) = dhead {
+            onward.give(1, dhead);
+        }
+    })
+}
