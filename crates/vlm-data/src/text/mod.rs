@@ -26,6 +26,7 @@
 //! | [`json`] | JSON that keeps its order, written like Python's |
 //! | [`error`] | faults of a record, and their remedies |
 
+mod account;
 pub mod error;
 pub mod expand;
 pub mod format;
