@@ -1001,11 +1001,11 @@ fn templates_are_stopped_and_say_why() {
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", ""),
         (
             "{% set ns = namespace(l=[1]) %}{% for i in range(99) %}{% set ns.l = ns.l + ns.l %}{% endfor %}",
-            "a list of more than 1048576 items",
+            "more than 1000000 steps",
         ),
         (
             "{% macro m(a, l=[1, ')']) %}{{ m(1, l + l) }}{% endmacro %}{{ m(1, [1]) }}",
-            "a list of more than 1048576 items",
+            "more than 1000000 steps",
         ),
         (
             "{% for i in range(90) %}{{ 'a' * 1000000 }}{% endfor %}",
@@ -1745,4 +1745,26 @@ fn plain_texts_are_trained_without_a_template() {
     let prompt = ids("The cat").len();
     assert!(sample.labels[..prompt].iter().all(|&label| label == -100));
     assert_eq!(sample.labels[prompt..], sample.input_ids[prompt..]);
+}
+
+/// Templates made to do harm: each ends with an error within 5 s (20 s where tests are not
+/// optimized), or prints something small, and none takes much memory.
+#[test]
+fn hostile_templates_end() {
+    let templates = json("hostile_templates.json");
+    let templates = templates.as_array().expect("a list");
+    let only = std::env::var("VLM_DATA_TEMPLATE").ok();
+    let only = only.and_then(|number| number.parse::<usize>().ok());
+    for (index, template) in templates.iter().enumerate() {
+        if only.is_some_and(|only| only != index) {
+            continue;
+        }
+        let template = template.as_str().expect("a template");
+        let begun = std::time::Instant::now();
+        if let Ok(text) = render(template) {
+            assert!(text.len() < 1 << 20, "{index}: {} bytes", text.len());
+        }
+        let seconds = begun.elapsed().as_secs_f64();
+        assert!(seconds < 20.0, "{index} {template} took {seconds} s");
+    }
 }

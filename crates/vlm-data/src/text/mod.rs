@@ -27,6 +27,7 @@
 //! | [`error`] | faults of a record, and their remedies |
 
 mod account;
+mod budget;
 pub mod error;
 pub mod expand;
 pub mod format;
