@@ -84,7 +84,19 @@ pub(super) fn charge_filters(environment: &mut Environment<'static>) {
     environment.add_filter("_pprint", filters::pprint);
     environment.add_filter("_format", filters::format);
     environment.add_filter("_replace", filters::replace);
+    environment.add_filter("_upper", filters::upper);
+    environment.add_filter("_lower", filters::lower);
+    environment.add_filter("_title", filters::title);
+    environment.add_filter("_capitalize", filters::capitalize);
+    environment.add_filter("_trim", filters::trim);
+    environment.add_filter("_sum", filters::sum);
     for (name, inner) in [
+        ("upper", "_upper"),
+        ("lower", "_lower"),
+        ("title", "_title"),
+        ("capitalize", "_capitalize"),
+        ("trim", "_trim"),
+        ("sum", "_sum"),
         ("join", "_join"),
         ("sort", "_sort"),
         ("unique", "_unique"),
@@ -98,6 +110,16 @@ pub(super) fn charge_filters(environment: &mut Environment<'static>) {
         environment.add_filter(name, move |state: &mut State, values: Rest<Value>| {
             for value in values.iter() {
                 charge(state, value)?;
+            }
+            // Python refuses it, too; each sum would be copied for the next.
+            if name == "sum"
+                && let Some(list) = values.first()
+                && list
+                    .try_iter()?
+                    .any(|item| item.kind() == ValueKind::String)
+            {
+                let message = "sum adds numbers; use join for texts";
+                return Err(Error::new(ErrorKind::InvalidOperation, message));
             }
             state.apply_filter(inner, &values)
         });
