@@ -196,9 +196,7 @@ impl GenerateArgs {
             line: 1,
             messages: system.chain([message(Role::User, parts)]).collect(),
             images: self.image.iter().cloned().map(MediaSource::Path).collect(),
-            videos: Vec::new(),
-            objects: None,
-            tools: None,
+            ..Conversation::default()
         }
     }
 }

@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 
 use crate::memory::zeros;
 use crate::picture::{
-    BoxForm, Family, Picture, PictureConfig, PictureProcessor, ReadOptions, in_file, read_file,
+    BoxForm, Family, Picture, PictureConfig, PictureProcessor, ReadOptions, ResizeRule, in_file,
+    read_file,
 };
 use crate::text::Result as TextResult;
-use crate::text::format::{Frames, MediaSource, Video};
+use crate::text::format::{Frames, MediaSource, PictureLimits, Video};
 use crate::text::{
     Conversation, EncodeOptions, Grid, Grids, MediaStyle, RecordProblem, Sample, TextEncoder,
     VideoGrid,
@@ -190,7 +191,8 @@ impl SampleEncoder {
             let place =
                 |source| in_record(conversation.line, format!("picture {}", index + 1), source);
             let picture = self.open(&conversation.images[index]).map_err(place)?;
-            let found = self.pictures.write_patches(&picture, part).map_err(place)?;
+            let processor = self.processor(conversation, index).map_err(place)?;
+            let found = processor.write_patches(&picture, part).map_err(place)?;
             if found != grid {
                 return Err(place(changed(&conversation.images[index])));
             }
@@ -251,7 +253,8 @@ impl SampleEncoder {
         for (index, source) in conversation.images.iter().enumerate() {
             let place = |source| in_record(line, format!("picture {}", index + 1), source);
             let size = self.sides(source).map_err(place)?;
-            image_grids.push(self.pictures.grid(size[1], size[0]).map_err(place)?);
+            let processor = self.processor(conversation, index).map_err(place)?;
+            image_grids.push(processor.grid(size[1], size[0]).map_err(place)?);
             sizes.push(size);
         }
         let clips = (0..conversation.videos.len()).map(|index| self.clip(conversation, index));
@@ -284,6 +287,34 @@ impl SampleEncoder {
             seconds_per_grid: kept().map(|clip| depth as f64 / clip.fps).collect(),
             text,
         })
+    }
+
+    /// The processor of a picture, with its own limits within those of the folder.
+    fn processor(
+        &self,
+        conversation: &Conversation,
+        picture: usize,
+    ) -> Result<Cow<'_, PictureProcessor>> {
+        let limits = conversation
+            .image_limits
+            .get(picture)
+            .copied()
+            .unwrap_or_default();
+        if limits == PictureLimits::default() {
+            return Ok(Cow::Borrowed(&self.pictures));
+        }
+        let mut config = self.pictures.config().clone();
+        // GLM's rule counts all frames of a patch.
+        let frames = match config.rule {
+            ResizeRule::Qwen => 1,
+            ResizeRule::Glm => config.temporal_patch_size as u64,
+        };
+        let area = |area: u64| area.saturating_mul(frames);
+        let stated_max = limits.max_pixels.map(area);
+        config.max_pixels = stated_max.map_or(config.max_pixels, |max| max.min(config.max_pixels));
+        let least = config.min_pixels.min(config.max_pixels);
+        config.min_pixels = limits.min_pixels.map_or(least, area);
+        Ok(Cow::Owned(PictureProcessor::new(config)?))
     }
 
     fn open(&self, source: &MediaSource) -> Result<Picture> {
@@ -355,7 +386,10 @@ impl SampleEncoder {
             return Ok(Cow::Borrowed(conversation));
         };
         for (index, (found, &image)) in objects.boxes.iter().zip(&objects.images).enumerate() {
-            let Some(&size) = sizes.get(image) else {
+            let size = sizes
+                .get(image)
+                .map(|&size| if objects.is_norm1 { [1, 1] } else { size });
+            let Some(size) = size else {
                 let images = sizes.len();
                 let problem = RecordProblem::BoxImage {
                     index,
@@ -384,7 +418,12 @@ impl SampleEncoder {
                     BoxForm::Pixels => [grids[image][2] * patch, grids[image][1] * patch],
                     BoxForm::Marked | BoxForm::Thousandths => [1000, 1000],
                 };
-                write_box(self.boxes, numbers, sizes[image], full)
+                let size = if objects.is_norm1 {
+                    [1, 1]
+                } else {
+                    sizes[image]
+                };
+                write_box(self.boxes, numbers, size, full)
             },
         )?;
         Ok(Cow::Owned(written))

@@ -134,7 +134,7 @@ fn each_kind_of_fault_is_named_with_its_line() {
     add("value", talk(json!([{"role": "user", "content": 7}])));
     add(
         "role",
-        talk(json!([{"role": "human", "content": "Hi"}, {"role": "assistant", "content": "a"}])),
+        talk(json!([{"role": "boss", "content": "Hi"}, {"role": "assistant", "content": "a"}])),
     );
     add(
         "system-not-first",

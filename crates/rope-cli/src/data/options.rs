@@ -103,12 +103,16 @@ enum Rule {
     Generation,
 }
 
-const FORMATS: [Format; 5] = [
+const FORMATS: [Format; 9] = [
     Format::Recognised,
     Format::Messages,
     Format::ShareGpt,
     Format::Llava,
     Format::Alpaca,
+    Format::Query,
+    Format::Pairs,
+    Format::Completion,
+    Format::Text,
 ];
 
 fn format_name(format: Format) -> &'static str {
@@ -118,6 +122,10 @@ fn format_name(format: Format) -> &'static str {
         Format::ShareGpt => "sharegpt",
         Format::Llava => "llava",
         Format::Alpaca => "alpaca",
+        Format::Query => "query",
+        Format::Pairs => "pairs",
+        Format::Completion => "completion",
+        Format::Text => "text",
     }
 }
 

@@ -24,11 +24,12 @@ pub enum Severity {
 }
 
 /// The kinds that are warnings.
-const WARNINGS: [&str; 12] = [
+const WARNINGS: [&str; 14] = [
     "answer-space",
     "blank",
     "box-text",
     "clipped",
+    "dropped-thought",
     "duplicate",
     "empty-question",
     "enlarged",
@@ -37,6 +38,7 @@ const WARNINGS: [&str; 12] = [
     "shortened",
     "transparent",
     "turned",
+    "unread-key",
 ];
 
 /// The findings of one kind.
@@ -130,6 +132,10 @@ fn kind_of_problem(problem: &RecordProblem) -> &'static str {
         RecordProblem::TooLarge { .. } => "record-size",
         RecordProblem::UnknownFormat { .. } => "format",
         RecordProblem::Value { .. } => "value",
+        RecordProblem::OtherData { .. } => "other-data",
+        RecordProblem::NotApplied { .. } => "not-applied",
+        RecordProblem::SystemTwice => "system-not-first",
+        RecordProblem::NotRendered { .. } => "not-rendered",
         RecordProblem::UnknownRole { .. } => "role",
         RecordProblem::SystemNotFirst { .. } => "system-not-first",
         RecordProblem::MarkCount { .. } => "marks",

@@ -116,6 +116,7 @@ impl<R: Iterator<Item = text::Result<Conversation>> + Send> Check<'_, R> {
             let mut found: Vec<Found> = found.into_iter().collect();
             let counts = conversation.and_then(|conversation| {
                 texts::check(&conversation, &mut found);
+                self.check_keys(&conversation, &mut found);
                 self.measure(record, &conversation, &mut found)
             });
             let (records, errors) = {
@@ -162,6 +163,23 @@ impl<R: Iterator<Item = text::Result<Conversation>> + Send> Check<'_, R> {
         Some((record, line, found, Some(conversation)))
     }
 
+    /// Reports keys that nobody reads, the template included.
+    fn check_keys(&self, conversation: &Conversation, found: &mut Vec<Found>) {
+        let source = self.encoder.text().template().source();
+        for key in &conversation.unread {
+            let name = key.rsplit('.').next().unwrap_or(key);
+            if key.contains("[].") && !key.contains(".content") && source.contains(name) {
+                continue;
+            }
+            found.push(Found::new(
+                "unread-key",
+                format!(
+                    "the key {key:?} is not read; is it a misspelling, or of another kind of data?"
+                ),
+            ));
+        }
+    }
+
     /// Checks the pictures and counts the sample, if the record gives one.
     fn measure(
         &self,
@@ -205,6 +223,15 @@ impl<R: Iterator<Item = text::Result<Conversation>> + Send> Check<'_, R> {
                 ),
             ));
         }
+        if sample.text.dropped_thoughts > 0 {
+            found.push(Found::new(
+                "dropped-thought",
+                format!(
+                    "the template leaves the reasoning out of {} earlier answers",
+                    sample.text.dropped_thoughts
+                ),
+            ));
+        }
         let square = (self.encoder.text().merge() as usize).pow(2);
         let merged = |grids: &[[usize; 3]]| -> usize {
             grids
@@ -231,8 +258,11 @@ fn hash_of(conversation: &Conversation) -> u64 {
     for message in &conversation.messages {
         message.role.name().hash(&mut hasher);
         message.text().hash(&mut hasher);
+        message.loss.hash(&mut hasher);
         format!("{:?}", message.extra).hash(&mut hasher);
     }
+    (&conversation.image_limits, conversation.plain).hash(&mut hasher);
+    format!("{:?}", conversation.tools).hash(&mut hasher);
     let mut media: Vec<&MediaSource> = conversation.images.iter().collect();
     for video in &conversation.videos {
         match &video.frames {

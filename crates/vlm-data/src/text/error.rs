@@ -131,13 +131,45 @@ pub enum RecordProblem {
     },
     /// Keys that match no format.
     #[error(
-        "expected one of the keys \"messages\", \"conversations\" or \"instruction\", found {}; \
-         rename the columns",
+        "expected one of the keys \"messages\", \"conversations\", \"instruction\", \"response\", \
+         \"completion\" or \"text\", found {}; rename the columns",
         list(found)
     )]
     UnknownFormat {
         /// The keys found.
         found: Vec<String>,
+    },
+    /// Data of another kind than answers to imitate.
+    #[error("{key} means {what}, which cannot be trained; remove such records")]
+    OtherData {
+        /// The path of the key.
+        key: String,
+        /// The kind of data.
+        what: &'static str,
+    },
+    /// A key that changes the sample and is not supported.
+    #[error("{key} is not applied; {remedy}")]
+    NotApplied {
+        /// The path of the key.
+        key: String,
+        /// The remedy.
+        remedy: &'static str,
+    },
+    /// A system text beside a system message, or beside a text without messages.
+    #[error("the record has \"system\" beside a system message or a plain text; keep one")]
+    SystemTwice,
+    /// Content that the chat template does not print.
+    #[error(
+        "{what} of message {message} is not in the rendered text: {text:?}; the folder's chat \
+         template does not write it, so take a template that does, or remove it"
+    )]
+    NotRendered {
+        /// The message, from 1; 0 for the tools.
+        message: usize,
+        /// The kind of content.
+        what: &'static str,
+        /// The start of the content.
+        text: String,
     },
     /// A missing value, or one of the wrong type.
     #[error("expected {key} to be {expected}, found {found}")]

@@ -35,7 +35,13 @@ impl Json {
     /// # Errors
     /// Those of serde_json, also for values nested deeper than 128 levels.
     pub fn parse(text: &[u8]) -> Result<Self, serde_json::Error> {
-        serde_json::from_slice(text)
+        serde_json::from_slice(text).or_else(|error| {
+            // Python's json.dumps writes numbers that JSON lacks.
+            match with_numbers(text) {
+                Some(text) => serde_json::from_slice(&text).map_err(|_| error),
+                None => Err(error),
+            }
+        })
     }
 
     /// The value of `key`, if `self` is an object with this key and the value is not `null`.
@@ -91,6 +97,37 @@ impl Json {
     }
 }
 
+/// The key of an object that stands for a number: a character reserved for internal use.
+const NUMBER: &str = "\u{fdd0}";
+
+/// The text with each `NaN`, `Infinity` and `-Infinity` outside of strings as an object; `None`
+/// without any.
+fn with_numbers(text: &[u8]) -> Option<Vec<u8>> {
+    let mut out = Vec::with_capacity(text.len());
+    let (mut in_string, mut escaped, mut found, mut at) = (false, false, false, 0);
+    while at < text.len() {
+        let byte = text[at];
+        if !in_string
+            && let Some(word) = ["NaN", "-Infinity", "Infinity"]
+                .into_iter()
+                .find(|word| text[at..].starts_with(word.as_bytes()))
+        {
+            out.extend(format!("{{\"{NUMBER}\":\"{word}\"}}").bytes());
+            (found, at) = (true, at + word.len());
+            continue;
+        }
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_string => escaped = true,
+            b'"' => in_string = !in_string,
+            _ => {}
+        }
+        out.push(byte);
+        at += 1;
+    }
+    found.then_some(out)
+}
+
 impl<'de> Deserialize<'de> for Json {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Any;
@@ -143,6 +180,12 @@ impl<'de> Deserialize<'de> for Json {
                             pairs.push((key, value));
                         }
                     }
+                }
+                if let [(key, Json::String(word))] = &pairs[..]
+                    && key == NUMBER
+                    && let Ok(number) = word.parse()
+                {
+                    return Ok(Json::Float(number));
                 }
                 Ok(Json::Object(pairs))
             }

@@ -7,6 +7,7 @@
 use std::ops::Range;
 use std::path::Path;
 
+use super::account::account;
 use super::error::{RecordProblem, Result, TextError};
 use super::expand::{Grid, Grids, MediaStyle, Padded, VideoGrid, pad};
 use super::format::{Conversation, Message, Part, Role};
@@ -100,6 +101,8 @@ pub struct Sample {
     pub videos: Vec<usize>,
     /// The number of dropped turns.
     pub dropped_turns: usize,
+    /// The number of thoughts that the template left out of earlier turns.
+    pub dropped_thoughts: usize,
 }
 
 /// The purpose of encoding a conversation.
@@ -388,7 +391,9 @@ impl TextEncoder {
                 return Err(at_line(RecordProblem::Grids { kind, media, grids }));
             }
         }
-        self.check_text(conversation).map_err(at_line)?;
+        if !conversation.plain {
+            self.check_text(conversation).map_err(at_line)?;
+        }
         let limit = options.max_tokens.unwrap_or(MAX_TOKENS).min(MAX_TOKENS);
         let groups = groups(&conversation.messages);
         let dropped = |turns: usize| {
@@ -506,6 +511,9 @@ impl TextEncoder {
         let video_grids =
             video_grids.ok_or_else(|| missing("videos", videos.len(), grids.videos.len()))?;
 
+        if conversation.plain {
+            return self.encode_plain(conversation, limit);
+        }
         let (tools, named) = (conversation.tools.as_ref(), self.tokenizer.named_tokens());
         let rendered = self
             .template
@@ -533,6 +541,7 @@ impl TextEncoder {
                 (ids, labels)
             }
         };
+        let dropped_thoughts = account(&messages, tools, &rendered.text).map_err(at_line)?;
         let tokens = ids.len().saturating_add(extra);
         if tokens > limit {
             return Ok(Attempt::TooLong(tokens));
@@ -558,6 +567,49 @@ impl TextEncoder {
             images,
             videos,
             dropped_turns: 0,
+            dropped_thoughts,
+        }))
+    }
+
+    /// Encodes texts without the template: the last and `eos_token` after it are trained on.
+    ///
+    /// # Source
+    /// TRL 1.16, `SFTTrainer`: tokens of the prompt, and of prompt and completion together
+    fn encode_plain(&self, conversation: &Conversation, limit: usize) -> Result<Attempt> {
+        let at_line = |problem: RecordProblem| problem.at(conversation.line);
+        let texts: Vec<String> = conversation.messages.iter().map(Message::text).collect();
+        let mut text = texts.concat();
+        let prompt = texts[..texts.len().saturating_sub(1)].concat();
+        let named = self.tokenizer.named_tokens().iter();
+        let eos = named
+            .filter(|(name, _)| name == "eos_token")
+            .map(|(_, token)| token);
+        if let Some(eos) = eos.last().filter(|eos| !text.ends_with(*eos)) {
+            text.push_str(eos);
+        }
+        let untrained = match prompt.is_empty() {
+            true => 0,
+            false => self.tokenizer.encode(&prompt)?.len(),
+        };
+        let ids = self.tokenizer.encode(&text)?;
+        if ids.len() > limit {
+            return Ok(Attempt::TooLong(ids.len()));
+        }
+        let pads = [self.ids.image_pad, self.ids.video_pad];
+        if ids.iter().any(|id| pads.contains(id)) {
+            let token = self.style.image_pad().to_owned();
+            return Err(at_line(RecordProblem::SpecialToken { message: 1, token }));
+        }
+        let mut labels = vec![IGNORED; ids.len()];
+        label(&mut labels, &ids, untrained.min(ids.len())..ids.len());
+        if untrained >= ids.len() {
+            let reason = "nothing follows the prompt";
+            return Err(at_line(RecordProblem::NothingToTrain { reason }));
+        }
+        Ok(Attempt::Fits(Sample {
+            input_ids: ids.into_iter().map(i64::from).collect(),
+            labels,
+            ..Sample::default()
         }))
     }
 
@@ -588,7 +640,8 @@ impl TextEncoder {
                     expect_turns(turns.len(), answers.len())?;
                     Ok(turns)
                 });
-                let turns = turns.map_err(at_line)?;
+                let turns = turns.map_err(&at_line)?;
+                expect_answers(messages, &padded.text, &turns, &trained).map_err(at_line)?;
                 match self.chat {
                     Chat::ChatMl => self.label_chatml(&padded.text, &turns, &trained, rule),
                     Chat::Glm => self.label_glm(&padded.text, &turns, &trained, rule),
@@ -807,6 +860,27 @@ fn expect_turns(found: usize, expected: usize) -> Result<(), RecordProblem> {
     } else {
         Err(RecordProblem::Turns { expected, found })
     }
+}
+
+/// Refuses a trained answer that the template renders empty.
+fn expect_answers(
+    messages: &[Message],
+    text: &str,
+    turns: &[Turn],
+    trained: &[Train],
+) -> Result<(), RecordProblem> {
+    let is_answer = |(_, message): &(usize, &Message)| message.role == Role::Assistant;
+    let answers = messages.iter().enumerate().filter(is_answer);
+    for (((index, message), turn), train) in answers.zip(turns).zip(trained) {
+        if *train == Train::All && text[turn.answer.clone()].trim().is_empty() {
+            return Err(RecordProblem::NotRendered {
+                message: index + 1,
+                what: "the answer",
+                text: message.text().chars().take(60).collect(),
+            });
+        }
+    }
+    Ok(())
 }
 
 fn label(labels: &mut [i64], ids: &[u32], range: Range<usize>) {

@@ -26,6 +26,8 @@
 //! | [`json`] | JSON that keeps its order, written like Python's |
 //! | [`error`] | faults of a record, and their remedies |
 
+mod account;
+mod budget;
 pub mod error;
 pub mod expand;
 pub mod format;

@@ -3,9 +3,9 @@
 //! The engine is minijinja. This module adds the features of transformers that minijinja lacks:
 //! `tojson` as Python's `json.dumps`, `raise_exception`, `strftime_now`, the tag `generation`,
 //! Python's string methods, and Python's spelling of printed values (`True`, `None`, `1e-05`). A
-//! template is untrusted: its steps, its memory and its output are limited. minijinja 3.1.0 does
-//! not count the memory of added lists; this module counts them where they are stored (`adapt`),
-//! but not in 30 nested loops.
+//! template is untrusted: its steps, its memory, its time and its output are limited. minijinja 3.1.0
+//! does not count the elements of nested or added lists; they are counted where they are stored
+//! (`adapt`) and where filters visit them (`budget`).
 
 use std::io::Write;
 use std::ops::Range;
@@ -16,6 +16,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Value, ValueKind, from_args};
 use minijinja::{Environment, Error, ErrorKind, State};
 
+use super::budget::{self, MAX_DEPTH, charge, charge_filters};
 use super::error::{RecordProblem, Result, TextError};
 use super::format::{Conversation, Message, Part};
 use super::json::{Json, Style, dumps, float_repr};
@@ -132,16 +133,21 @@ impl ChatTemplate {
         environment.set_syntax(syntax.map_err(|error| refused(error.to_string()))?);
         environment.set_fuel(Some(FUEL));
         environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-        environment.set_formatter(|out, _, value| {
+        environment.set_formatter(|out, state, value| {
+            charge(state, value)?;
             let text = python_text(value)?;
             out.write_str(&text).map_err(Error::from)
         });
         environment.set_unknown_method_callback(python_method);
         environment.add_filter("tojson", to_json);
-        environment.add_filter("string", |value: &Value| python_text(value));
+        environment.add_filter("string", |state: &State, value: &Value| {
+            charge(state, value)?;
+            python_text(value)
+        });
         environment.add_function(
             "raise_exception",
-            |message: &Value| -> Result<Value, Error> {
+            |state: &State, message: &Value| -> Result<Value, Error> {
+                charge(state, message)?;
                 let message = python_text(message)?;
                 Err(Error::new(
                     ErrorKind::InvalidOperation,
@@ -150,6 +156,7 @@ impl ChatTemplate {
             },
         );
         environment.add_filter(COUNTED, counted);
+        charge_filters(&mut environment);
         let (body, has_generation) = adapt(source);
         let compiled = environment.add_template_owned(NAME, body);
         compiled.map_err(|error| refused(describe(&error)))?;
@@ -225,6 +232,7 @@ impl ChatTemplate {
             .get_template(NAME)
             .map_err(|error| render_error(describe(&error)))?;
         let mut out = Limited { bytes: Vec::new() };
+        budget::start();
         let rendered = template.render_captured_to(Value::from_pairs(context), &mut out);
         rendered.map_err(|error| render_error(describe(&error)))?;
         let text = String::from_utf8(out.bytes).map_err(|error| render_error(error.to_string()))?;
@@ -425,6 +433,19 @@ fn adapt(source: &str) -> (String, bool) {
                     out.push_str(&format!("{{% set {name} = {name} | {COUNTED} {right}%}}"));
                 }
             }
+            "for" | "with" => {
+                let list = format!("({arguments})");
+                let names = match word {
+                    "for" => loop_names(arguments),
+                    _ => parameters(&list),
+                };
+                let inner = if names.is_empty() { right } else { "" };
+                out.push_str(&format!("{{%{left} {word} {arguments} {inner}%}}"));
+                for (index, name) in names.iter().enumerate() {
+                    let right = if index + 1 == names.len() { right } else { "" };
+                    out.push_str(&format!("{{% set {name} = {name} | {COUNTED} {right}%}}"));
+                }
+            }
             _ => out.push_str(tag),
         }
     }
@@ -476,15 +497,26 @@ fn parameters(arguments: &str) -> Vec<&str> {
 }
 
 /// The filter [`COUNTED`]: returns its value, unless the list is too long.
-fn counted(value: Value) -> Result<Value, Error> {
+fn counted(state: &State, value: Value) -> Result<Value, Error> {
     let is_list = matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable);
     match value.len() {
         Some(items) if is_list && items > MAX_ITEMS => {
             let message = format!("a list of more than {MAX_ITEMS} items");
             Err(Error::new(ErrorKind::InvalidOperation, message))
         }
-        _ => Ok(value),
+        _ => charge(state, &value).map(|()| value),
     }
+}
+
+/// The names of `x, y` in `x, y in list`.
+fn loop_names(arguments: &str) -> Vec<&str> {
+    let (names, _) = arguments.split_once(" in ").unwrap_or(("", ""));
+    let names = names
+        .split(',')
+        .map(|name| name.trim_matches([' ', '(', ')', '\n', '\t']));
+    let is_name =
+        |name: &&str| !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || c == '_');
+    names.filter(is_name).collect()
 }
 
 /// Removes the marks from a text and returns the ranges between them.
@@ -564,9 +596,6 @@ fn value(json: &Json) -> Value {
     }
 }
 
-/// The nesting limit of values; the engine's recursion limit is of this order.
-const MAX_DEPTH: usize = 128;
-
 /// A value of the engine as JSON, with keys converted as in Python.
 fn json(value: &Value, depth: usize) -> Result<Json, Error> {
     let refused = |what: String| Error::new(ErrorKind::BadSerialization, what);
@@ -612,6 +641,7 @@ fn number(value: &Value) -> Json {
 
 /// The filter `tojson`: Python's `json.dumps` with `ensure_ascii=False` by default.
 fn to_json(state: &State, value: &Value, options: Kwargs) -> Result<String, Error> {
+    charge(state, value)?;
     let value = json(value, 0)?;
     let indent = match options.get::<Option<Value>>("indent")? {
         None => None,

@@ -58,7 +58,7 @@ pub(super) fn source(value: &Json, key: &str, folder: &Path) -> Result<MediaSour
         Json::String(text) => from_text(text, key, folder),
         Json::Object(_) => {
             // ms-swift's {"bytes", "path"}, OpenAI's {"url"}.
-            for name in ["bytes", "base64"] {
+            for name in ["bytes", "base64", "data"] {
                 if let Some(text) = value.get(name) {
                     let text = text
                         .as_str()
@@ -66,7 +66,7 @@ pub(super) fn source(value: &Json, key: &str, folder: &Path) -> Result<MediaSour
                     return Ok(MediaSource::Bytes(decode_base64(text, key)?));
                 }
             }
-            for name in ["path", "url", "image"] {
+            for name in ["path", "url", "image", "image_url"] {
                 if let Some(inner) = value.get(name) {
                     let text = inner.as_str().ok_or_else(|| wrong(key, "a path", inner))?;
                     return from_text(text, key, folder);
@@ -165,7 +165,7 @@ pub(super) fn video(value: &Json, key: &str, folder: &Path) -> Result<Video, Rec
             })
         }
         Json::Object(_) => {
-            let inner = ["frames", "video", "path", "folder"]
+            let inner = ["frames", "video", "path", "folder", "url"]
                 .iter()
                 .find_map(|k| value.get(k));
             let Some(inner @ (Json::String(_) | Json::Array(_))) = inner else {

@@ -1,6 +1,6 @@
 //! Converts data files to conversations.
 //!
-//! A record is one JSON object, in a JSONL file or a JSON array. Four formats are read; all become
+//! A record is one JSON object, in a JSONL file or a JSON array. The formats below are read; all become
 //! [`Conversation`]s:
 //!
 //! | format | recognised by | source |
@@ -8,16 +8,22 @@
 //! | [`Format::Messages`] | `messages` | OpenAI, ms-swift, TRL |
 //! | [`Format::Llava`] | `conversations` with `image` or `video` | Qwen's own fine-tuning code |
 //! | [`Format::ShareGpt`] | `conversations` | LLaMA-Factory |
+//! | [`Format::Pairs`] | `conversation` | ms-swift |
 //! | [`Format::Alpaca`] | `instruction` | LLaMA-Factory |
+//! | [`Format::Query`] | `response` | ms-swift |
+//! | [`Format::Completion`] | `prompt` and `completion` | TRL |
+//! | [`Format::Text`] | `text` | TRL |
 //!
 //! LLaVA and sharegpt differ in white space. Qwen's own code strips the user's text around a mark,
 //! so `<image>\nWhat?` is a picture and `What?`; LLaMA-Factory keeps the line break.
 
 mod index;
+pub(crate) mod keys;
 mod media;
 mod objects;
 mod parse;
 mod records;
+mod turns;
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -45,6 +51,14 @@ pub enum Format {
     Llava,
     /// `instruction`, `input`, `output`, and optionally `history`.
     Alpaca,
+    /// `query`, `response`, and optionally `history`.
+    Query,
+    /// `conversation` of pairs of `human` and `assistant`.
+    Pairs,
+    /// `prompt` and `completion`: lists of messages, or texts without a template.
+    Completion,
+    /// `text` without a template, trained on as a whole.
+    Text,
 }
 
 /// Options of [`read`].
@@ -132,11 +146,38 @@ impl Message {
     }
 }
 
+/// Limits of one picture: qwen-vl-utils' `min_pixels` and `max_pixels` of a part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct PictureLimits {
+    /// The least area of the resized picture in pixels.
+    pub min_pixels: Option<u64>,
+    /// The largest area of the resized picture in pixels.
+    pub max_pixels: Option<u64>,
+}
+
+impl PictureLimits {
+    fn read(value: &Json, key: &str) -> std::result::Result<Self, RecordProblem> {
+        let area = |name: &str| match value.get(name) {
+            None => Ok(None),
+            Some(&Json::Int(area)) if area > 0 => Ok(Some(area as u64)),
+            Some(&Json::Float(area)) if area >= 1.0 && area < 9e15 => Ok(Some(area as u64)),
+            Some(other) => {
+                let key = format!("{key}.{name}");
+                Err(media::wrong(&key, "an area in pixels above 0", other))
+            }
+        };
+        Ok(Self {
+            min_pixels: area("min_pixels")?,
+            max_pixels: area("max_pixels")?,
+        })
+    }
+}
+
 /// One record, independent of its format.
 ///
 /// Pictures and videos are numbered in the order of their mentions in the messages, so part
 /// `Image(k)` is the k-th picture of the text.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Conversation {
     /// The line where the record begins, from 1.
     pub line: u64,
@@ -144,12 +185,18 @@ pub struct Conversation {
     pub messages: Vec<Message>,
     /// The pictures.
     pub images: Vec<MediaSource>,
+    /// The limits of the first pictures; the others have none of their own.
+    pub image_limits: Vec<PictureLimits>,
     /// The videos.
     pub videos: Vec<Video>,
     /// Boxes and names, if the record has `objects`.
     pub objects: Option<Objects>,
     /// The tools that the model may call, for the chat template.
     pub tools: Option<Json>,
+    /// True if the texts are tokenized one after the other, without the chat template.
+    pub plain: bool,
+    /// The keys that are neither read nor known to be harmless, such as `messages[].mood`.
+    pub unread: Vec<String>,
 }
 
 /// The conversations of a data file, in order.

@@ -9,10 +9,13 @@ use crate::text::json::Json;
 pub struct Objects {
     /// The names.
     pub names: Vec<String>,
-    /// Points \[x, y\] or boxes \[x1, y1, x2, y2\], in pixels of the upright picture as read.
+    /// Points \[x, y\] or boxes \[x1, y1, x2, y2\], in pixels of the upright picture as read, or
+    /// from 0 to 1 of its sides.
     pub boxes: Vec<Vec<f64>>,
     /// The picture of each box, from 0.
     pub images: Vec<usize>,
+    /// True if boxes are from 0 to 1: ms-swift's `"bbox_type": "norm1"`.
+    pub is_norm1: bool,
 }
 
 impl Objects {
@@ -28,17 +31,18 @@ impl Objects {
         if !matches!(value, Json::Object(_)) {
             return Err(wrong("objects", "an object", value));
         }
-        if let Some(kind) = value.get("bbox_type")
-            && kind.as_str() != Some("real")
-        {
-            let (key, found) = ("objects.bbox_type".to_owned(), format!("{kind:?}"));
-            let expected = "\"real\", boxes in pixels";
-            return Err(RecordProblem::Value {
-                key,
-                expected,
-                found,
-            });
-        }
+        let is_norm1 = match value.get("bbox_type") {
+            None => false,
+            Some(Json::String(kind)) if kind == "real" => false,
+            Some(Json::String(kind)) if kind == "norm1" => true,
+            Some(kind) => {
+                return Err(RecordProblem::Value {
+                    key: "objects.bbox_type".to_owned(),
+                    expected: "\"real\", boxes in pixels, or \"norm1\", from 0 to 1",
+                    found: format!("{kind:?}"),
+                });
+            }
+        };
         let name = |name: &Json| {
             let error = || wrong("objects.ref", "a list of texts", name);
             name.as_str().map(str::to_owned).ok_or_else(error)
@@ -95,6 +99,7 @@ impl Objects {
             names,
             boxes,
             images: places,
+            is_norm1,
         })
     }
 }

@@ -1,10 +1,12 @@
 //! Converts one record to a conversation.
 
+use std::borrow::Cow;
 use std::path::Path;
 
+use super::keys::{self, Place, account};
 use super::media::{self, MediaSource, Video, wrong};
 use super::objects::Objects;
-use super::{Conversation, Format, Message, Part, Role};
+use super::{Conversation, Format, Message, Part, PictureLimits, Role, turns};
 use crate::text::error::RecordProblem;
 use crate::text::json::Json;
 
@@ -20,67 +22,140 @@ pub(super) fn conversation(
     format: Format,
     folder: &Path,
 ) -> Result<Conversation> {
+    let mut unread = Vec::new();
+    account(Place::Record, record, "", &mut unread)?;
     let format = match format {
         Format::Recognised => recognise(record)?,
         stated => stated,
     };
+    // Keys of a second format beside the one that is read.
+    for key in MAIN.iter().filter(|key| !main_keys(format).contains(key)) {
+        if record.get(key).is_some() {
+            keys::note((*key).to_owned(), &mut unread);
+        }
+    }
     let mut media = Media::read(record, folder)?;
-    let messages = match format {
-        Format::Messages => messages(record, &mut media)?,
+    media.unread = unread;
+    let mut plain = false;
+    let mut messages = match format {
+        Format::Messages => turns::read(array(record, "messages")?, "messages", &mut media, false)?,
         Format::Alpaca => alpaca(record, &mut media)?,
-        Format::ShareGpt => turns(record, &mut media, false)?,
-        Format::Llava | Format::Recognised => turns(record, &mut media, true)?,
+        Format::Query => query(record, &mut media)?,
+        Format::Completion => match completion(record, &mut media)? {
+            Some(messages) => messages,
+            None => {
+                plain = true;
+                plain_text(record, &["prompt", "completion"])?
+            }
+        },
+        Format::Text => {
+            plain = true;
+            plain_text(record, &["text"])?
+        }
+        Format::Pairs => pairs(record, &mut media)?,
+        Format::ShareGpt | Format::Llava | Format::Recognised => {
+            let items = array(record, "conversations")?;
+            turns::read(
+                items,
+                "conversations",
+                &mut media,
+                format != Format::ShareGpt,
+            )?
+        }
     };
+    if let Some(system) = system(record)? {
+        if plain
+            || messages
+                .first()
+                .is_some_and(|first| first.role == Role::System)
+        {
+            return Err(RecordProblem::SystemTwice);
+        }
+        messages.insert(0, system);
+    }
     let tools = tools(record)?;
     media.finish()?;
-    check(&messages)?;
-    let objects = record
-        .get("objects")
-        .map(|objects| Objects::read(objects, media.images.len()));
+    turns::check(&messages)?;
+    let objects = record.get("objects").map(|objects| {
+        account(Place::Objects, objects, "objects", &mut media.unread)?;
+        Objects::read(objects, media.images.len())
+    });
     let objects = objects.transpose()?;
-    let Media { images, videos, .. } = media;
     Ok(Conversation {
         line,
         messages,
-        images,
-        videos,
+        images: media.images,
+        image_limits: media.limits,
+        videos: media.videos,
         objects,
         tools,
+        plain,
+        unread: media.unread,
     })
 }
 
+/// The keys that hold a record's text.
+const MAIN: [&str; 10] = [
+    "messages",
+    "conversations",
+    "conversation",
+    "instruction",
+    "input",
+    "output",
+    "query",
+    "response",
+    "completion",
+    "text",
+];
+
+fn main_keys(format: Format) -> &'static [&'static str] {
+    match format {
+        Format::Recognised | Format::ShareGpt | Format::Llava => &["conversations"],
+        Format::Messages => &["messages"],
+        Format::Pairs => &["conversation"],
+        Format::Alpaca => &["instruction", "input", "output"],
+        Format::Query => &["query", "response"],
+        Format::Completion => &["completion"],
+        Format::Text => &["text"],
+    }
+}
+
 fn recognise(record: &Json) -> Result<Format> {
-    if record.get("messages").is_some() {
-        return Ok(Format::Messages);
-    }
-    if record.get("conversations").is_some() {
-        let llava = record.get("image").is_some() || record.get("video").is_some();
-        return Ok(if llava {
-            Format::Llava
-        } else {
-            Format::ShareGpt
-        });
-    }
-    if record.get("instruction").is_some() {
-        return Ok(Format::Alpaca);
-    }
-    let Json::Object(pairs) = record else {
-        return Err(RecordProblem::UnknownFormat { found: Vec::new() });
-    };
-    let found = pairs.iter().map(|(key, _)| key.clone()).collect();
-    Err(RecordProblem::UnknownFormat { found })
+    let has = |key: &str| record.get(key).is_some();
+    let stated = |key: &str| matches!(record, Json::Object(pairs) if pairs.iter().any(|(name, _)| name == key));
+    Ok(match () {
+        () if has("messages") => Format::Messages,
+        () if has("conversations") && (stated("image") || stated("video")) => Format::Llava,
+        () if has("conversations") => Format::ShareGpt,
+        () if has("conversation") => Format::Pairs,
+        () if has("instruction") => Format::Alpaca,
+        () if has("response") => Format::Query,
+        () if has("prompt") && has("completion") => Format::Completion,
+        () if has("text") => Format::Text,
+        () => {
+            let found = match record {
+                Json::Object(pairs) => pairs.iter().map(|(key, _)| key.clone()).collect(),
+                _ => Vec::new(),
+            };
+            return Err(RecordProblem::UnknownFormat { found });
+        }
+    })
 }
 
 /// The files of a record, and those that the messages have named so far.
-struct Media<'a> {
-    folder: &'a Path,
+pub(super) struct Media<'a> {
+    pub(super) folder: Cow<'a, Path>,
     /// From the record's own keys, in order; each mark takes the next.
     listed_images: Vec<MediaSource>,
     listed_videos: Vec<Video>,
     image_marks: usize,
     video_marks: usize,
     images: Vec<MediaSource>,
+    /// Of the pictures with limits of their own, and those before them.
+    limits: Vec<PictureLimits>,
     videos: Vec<Video>,
+    /// Keys that are not read.
+    pub(super) unread: Vec<String>,
 }
 
 /// The values under either key of a record, each alone or in a list.
@@ -94,6 +169,8 @@ fn listed<T>(
     for key in keys {
         match record.get(key) {
             None => {}
+            // LLaVA: no picture.
+            Some(Json::String(path)) if path.is_empty() => {}
             Some(Json::Array(items)) => {
                 for (index, item) in items.iter().enumerate() {
                     found.push(read(item, &format!("{key}[{index}]"), folder)?);
@@ -107,8 +184,13 @@ fn listed<T>(
 
 impl<'a> Media<'a> {
     fn read(record: &Json, folder: &'a Path) -> Result<Self> {
-        let listed_images = listed(record, ["images", "image"], folder, media::source)?;
-        let mut listed_videos = listed(record, ["videos", "video"], folder, media::video)?;
+        let folder = match record.get("data_path") {
+            None => Cow::Borrowed(folder),
+            Some(Json::String(path)) => Cow::Owned(folder.join(path)),
+            Some(other) => return Err(wrong("data_path", "a folder", other)),
+        };
+        let listed_images = listed(record, ["images", "image"], &folder, media::source)?;
+        let mut listed_videos = listed(record, ["videos", "video"], &folder, media::video)?;
         // A rate for all videos without a separate rate.
         if let Some(fps) = record.get("fps") {
             let fps = media::fps(fps, "the record")?;
@@ -123,13 +205,15 @@ impl<'a> Media<'a> {
             image_marks: 0,
             video_marks: 0,
             images: Vec::new(),
+            limits: Vec::new(),
             videos: Vec::new(),
+            unread: Vec::new(),
         })
     }
 
     /// The part of the next `<image>` mark. Marks without a file are counted and rejected at the
     /// end.
-    fn next_image(&mut self) -> Part {
+    pub(super) fn next_image(&mut self) -> Part {
         if let Some(image) = self.listed_images.get(self.image_marks) {
             self.images.push(image.clone());
         }
@@ -137,7 +221,7 @@ impl<'a> Media<'a> {
         Part::Image(self.images.len().saturating_sub(1))
     }
 
-    fn next_video(&mut self) -> Part {
+    pub(super) fn next_video(&mut self) -> Part {
         if let Some(video) = self.listed_videos.get(self.video_marks) {
             self.videos.push(video.clone());
         }
@@ -145,12 +229,22 @@ impl<'a> Media<'a> {
         Part::Video(self.videos.len().saturating_sub(1))
     }
 
-    fn own_image(&mut self, image: MediaSource) -> Part {
+    pub(super) fn own_image(&mut self, image: MediaSource) -> Part {
         self.images.push(image);
         Part::Image(self.images.len() - 1)
     }
 
-    fn own_video(&mut self, video: Video) -> Part {
+    /// Sets the limits of the last picture.
+    pub(super) fn limit(&mut self, limits: PictureLimits) {
+        if limits != PictureLimits::default() && !self.images.is_empty() {
+            self.limits
+                .resize(self.images.len(), PictureLimits::default());
+            let last = self.images.len() - 1;
+            self.limits[last] = limits;
+        }
+    }
+
+    pub(super) fn own_video(&mut self, video: Video) -> Part {
         self.videos.push(video);
         Part::Video(self.videos.len() - 1)
     }
@@ -169,7 +263,7 @@ impl<'a> Media<'a> {
 
     /// Splits a text at its marks. `strip` removes white space around pieces, and pieces that
     /// consist of white space.
-    fn split(&mut self, text: &str, strip: bool) -> Vec<Part> {
+    pub(super) fn split(&mut self, text: &str, strip: bool) -> Vec<Part> {
         let mut parts = Vec::new();
         let mut rest = text;
         loop {
@@ -203,236 +297,37 @@ impl<'a> Media<'a> {
 }
 
 /// White space of Python's `str.strip`: Rust's, and four separators.
-fn is_python_space(c: char) -> bool {
+pub(super) fn is_python_space(c: char) -> bool {
     c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
 }
 
-fn messages(record: &Json, media: &mut Media<'_>) -> Result<Vec<Message>> {
-    let known = &[
-        "system",
-        "user",
-        "assistant",
-        "tool",
-        "tool_call",
-        "tool_response",
-    ];
-    let items = array(record, "messages")?;
-    let mut messages = Vec::with_capacity(items.len());
-    for (index, item) in items.iter().enumerate() {
-        let key = format!("messages[{index}]");
-        let name = string(item, "role", &key)?;
-        let (role, is_call) = match name {
-            "system" => (Role::System, false),
-            "user" => (Role::User, false),
-            "assistant" => (Role::Assistant, false),
-            "tool" | "tool_response" => (Role::Tool, false),
-            "tool_call" => (Role::Assistant, true),
-            _ => {
-                let (message, found) = (index + 1, name.to_owned());
-                return Err(RecordProblem::UnknownRole {
-                    message,
-                    found,
-                    known,
-                });
-            }
+fn say(messages: &mut Vec<Message>, role: Role, text: &str, media: &mut Media<'_>) {
+    let mut message = Message::new(role);
+    message.parts = media.split(text, false);
+    messages.push(message);
+}
+
+/// The turns before the last, `history`: pairs of a question and an answer.
+fn history(record: &Json, media: &mut Media<'_>) -> Result<Vec<Message>> {
+    let mut messages = Vec::new();
+    let Some(history) = record.get("history") else {
+        return Ok(messages);
+    };
+    let items = history
+        .as_array()
+        .ok_or_else(|| wrong("history", "a list", history))?;
+    for (index, pair) in items.iter().enumerate() {
+        let Some([Json::String(question), Json::String(answer)]) = pair.as_array() else {
+            return Err(wrong(&format!("history[{index}]"), "a pair of texts", pair));
         };
-        let content_key = format!("{key}.content");
-        let mut message = Message {
-            role,
-            parts: Vec::new(),
-            loss: None,
-            extra: Vec::new(),
-        };
-        match item.get("content") {
-            Some(Json::String(text)) if is_call => message.extra.push(tool_call(text, &key)?),
-            Some(Json::String(text)) => message.parts = media.split(text, false),
-            Some(Json::Array(parts)) => {
-                for (part, value) in parts.iter().enumerate() {
-                    let part = self::part(value, &format!("{content_key}[{part}]"), media)?;
-                    message.parts.push(part);
-                }
-            }
-            None if item.get("tool_calls").is_some() => {}
-            Some(other) => return Err(wrong(&content_key, "a text or a list of parts", other)),
-            None => {
-                return Err(wrong(
-                    &content_key,
-                    "a text or a list of parts",
-                    &Json::Null,
-                ));
-            }
-        }
-        if let Some(loss) = item.get("loss") {
-            message.loss = Some(match loss {
-                Json::Bool(loss) => *loss,
-                Json::Int(0) => false,
-                Json::Int(1) => true,
-                other => return Err(wrong(&format!("{key}.loss"), "true or false", other)),
-            });
-        }
-        if let Json::Object(pairs) = item {
-            // As transformers does, null is no value.
-            let others = pairs.iter().filter(|(key, value)| {
-                !["role", "content", "loss"].contains(&key.as_str()) && *value != Json::Null
-            });
-            message.extra.extend(others.cloned());
-        }
-        messages.push(message);
+        say(&mut messages, Role::User, question, media);
+        say(&mut messages, Role::Assistant, answer, media);
     }
     Ok(messages)
-}
-
-/// A part of a message's content.
-fn part(value: &Json, key: &str, media: &mut Media<'_>) -> Result<Part> {
-    if let Json::String(text) = value {
-        return Ok(Part::Text(text.clone()));
-    }
-    let kind = match value.get("type") {
-        Some(Json::String(kind)) => kind.as_str(),
-        Some(other) => return Err(wrong(&format!("{key}.type"), "a text", other)),
-        None if value.get("text").is_some() => "text",
-        None if value.get("image").is_some() => "image",
-        None if value.get("image_url").is_some() => "image_url",
-        None if value.get("video").is_some() => "video",
-        None => return Err(wrong(key, "a part with \"type\"", value)),
-    };
-    let payload = |names: [&str; 4]| names.iter().find_map(|name| value.get(name));
-    match kind {
-        "text" | "input_text" | "output_text" => {
-            let text = value.get("text").unwrap_or(&Json::Null);
-            let found = || wrong(&format!("{key}.text"), "a text", text);
-            Ok(Part::Text(text.as_str().ok_or_else(found)?.to_owned()))
-        }
-        "image" | "image_url" => match payload(["image", "image_url", "path", "url"]) {
-            Some(image) => Ok(media.own_image(media::source(image, key, media.folder)?)),
-            None if value.get("base64").is_some() => {
-                Ok(media.own_image(media::source(value, key, media.folder)?))
-            }
-            // TRL's form: the files are in the record's images.
-            None => Ok(media.next_image()),
-        },
-        "video" | "video_url" => match payload(["video", "video_url", "path", "frames"]) {
-            Some(video) => {
-                let mut video = media::video(video, key, media.folder)?;
-                for name in ["fps", "sample_fps"] {
-                    if let Some(fps) = value.get(name) {
-                        video.fps = Some(media::fps(fps, key)?);
-                    }
-                }
-                Ok(media.own_video(video))
-            }
-            None => Ok(media.next_video()),
-        },
-        other => {
-            let (key, found) = (format!("{key}.type"), format!("{other:?}"));
-            let expected = "\"text\", \"image\", \"image_url\" or \"video\"";
-            Err(RecordProblem::Value {
-                key,
-                expected,
-                found,
-            })
-        }
-    }
-}
-
-/// `conversations` of `from` and `value`.
-fn turns(record: &Json, media: &mut Media<'_>, llava: bool) -> Result<Vec<Message>> {
-    let known = &[
-        "system",
-        "human",
-        "user",
-        "gpt",
-        "assistant",
-        "observation",
-        "function_call",
-    ];
-    let items = array(record, "conversations")?;
-    let mut messages = Vec::with_capacity(items.len() + 1);
-    messages.extend(system(record)?);
-    for (index, item) in items.iter().enumerate() {
-        let key = format!("conversations[{index}]");
-        let name = string(item, "from", &key)?;
-        let text = string(item, "value", &key)?;
-        let (mut extra, mut parts) = (Vec::new(), Vec::new());
-        let role = match name {
-            "system" => Role::System,
-            "human" | "user" => Role::User,
-            "gpt" | "assistant" => Role::Assistant,
-            "observation" => Role::Tool,
-            "function_call" => {
-                extra.push(tool_call(text, &key)?);
-                Role::Assistant
-            }
-            _ => {
-                let (message, found) = (index + 1, name.to_owned());
-                return Err(RecordProblem::UnknownRole {
-                    message,
-                    found,
-                    known,
-                });
-            }
-        };
-        if extra.is_empty() {
-            parts = media.split(text, llava && role == Role::User);
-        }
-        messages.push(Message {
-            role,
-            parts,
-            loss: None,
-            extra,
-        });
-    }
-    Ok(messages)
-}
-
-/// A call of a tool as text: `{"name": ..., "arguments": ...}` or a list of them.
-fn tool_call(text: &str, key: &str) -> Result<(String, Json)> {
-    let expected = "a tool call {\"name\": ..., \"arguments\": ...}";
-    let call = Json::parse(text.as_bytes()).map_err(|error| RecordProblem::Value {
-        key: key.to_owned(),
-        expected,
-        found: format!("text that is no JSON ({error})"),
-    })?;
-    let calls = match call {
-        Json::Array(calls) => calls,
-        call => vec![call],
-    };
-    let calls = calls.into_iter().map(|call| match call.get("name") {
-        Some(Json::String(_)) => Ok(Json::Object(vec![
-            ("type".to_owned(), Json::String("function".to_owned())),
-            ("function".to_owned(), call),
-        ])),
-        _ => Err(wrong(key, expected, &call)),
-    });
-    Ok((
-        "tool_calls".to_owned(),
-        Json::Array(calls.collect::<Result<_>>()?),
-    ))
 }
 
 fn alpaca(record: &Json, media: &mut Media<'_>) -> Result<Vec<Message>> {
-    let mut messages: Vec<Message> = system(record)?.into_iter().collect();
-    let mut say = |role, text: &str, media: &mut Media<'_>| {
-        let parts = media.split(text, false);
-        messages.push(Message {
-            role,
-            parts,
-            loss: None,
-            extra: Vec::new(),
-        });
-    };
-    if let Some(history) = record.get("history") {
-        let items = history
-            .as_array()
-            .ok_or_else(|| wrong("history", "a list", history))?;
-        for (index, pair) in items.iter().enumerate() {
-            let Some([Json::String(question), Json::String(answer)]) = pair.as_array() else {
-                return Err(wrong(&format!("history[{index}]"), "a pair of texts", pair));
-            };
-            say(Role::User, question, media);
-            say(Role::Assistant, answer, media);
-        }
-    }
+    let mut messages = history(record, media)?;
     let mut prompt = string(record, "instruction", "the record")?.to_owned();
     if let Some(input) = record.get("input") {
         let input = input
@@ -444,30 +339,101 @@ fn alpaca(record: &Json, media: &mut Media<'_>) -> Result<Vec<Message>> {
         }
         prompt.push_str(input);
     }
-    say(Role::User, &prompt, media);
-    say(
-        Role::Assistant,
-        string(record, "output", "the record")?,
-        media,
-    );
+    say(&mut messages, Role::User, &prompt, media);
+    let answer = string(record, "output", "the record")?;
+    say(&mut messages, Role::Assistant, answer, media);
+    Ok(messages)
+}
+
+/// `query` and `response`, with `history`: ms-swift's ResponsePreprocessor.
+fn query(record: &Json, media: &mut Media<'_>) -> Result<Vec<Message>> {
+    let mut messages = history(record, media)?;
+    if record.get("query").is_some() {
+        let question = string(record, "query", "the record")?;
+        say(&mut messages, Role::User, question, media);
+    }
+    let answer = string(record, "response", "the record")?;
+    say(&mut messages, Role::Assistant, answer, media);
+    Ok(messages)
+}
+
+/// `conversation`: a list of `human` and `assistant` pairs, of ms-swift.
+fn pairs(record: &Json, media: &mut Media<'_>) -> Result<Vec<Message>> {
+    let mut messages = Vec::new();
+    for (index, item) in array(record, "conversation")?.iter().enumerate() {
+        let key = format!("conversation[{index}]");
+        account(Place::Message, item, &key, &mut media.unread)?;
+        if item.get("system").is_some() {
+            say(
+                &mut messages,
+                Role::System,
+                string(item, "system", &key)?,
+                media,
+            );
+        }
+        say(
+            &mut messages,
+            Role::User,
+            string(item, "human", &key)?,
+            media,
+        );
+        say(
+            &mut messages,
+            Role::Assistant,
+            string(item, "assistant", &key)?,
+            media,
+        );
+    }
+    Ok(messages)
+}
+
+/// `prompt` and `completion` as lists of messages; `None` if they are texts.
+fn completion(record: &Json, media: &mut Media<'_>) -> Result<Option<Vec<Message>>> {
+    if record
+        .get("completion")
+        .is_some_and(|value| value.as_str().is_some())
+    {
+        return Ok(None);
+    }
+    let mut messages = turns::read(array(record, "prompt")?, "prompt", media, false)?;
+    // TRL trains on the completion alone.
+    for message in messages
+        .iter_mut()
+        .filter(|message| message.role == Role::Assistant)
+    {
+        message.loss = Some(false);
+    }
+    let answers = array(record, "completion")?;
+    messages.extend(turns::read(answers, "completion", media, false)?);
+    Ok(Some(messages))
+}
+
+/// Texts that are tokenized as they are, without the template: the last is trained on.
+fn plain_text(record: &Json, keys: &[&str]) -> Result<Vec<Message>> {
+    let mut messages = Vec::new();
+    for (index, key) in keys.iter().enumerate() {
+        let role = if index + 1 == keys.len() {
+            Role::Assistant
+        } else {
+            Role::User
+        };
+        let mut message = Message::new(role);
+        let text = string(record, key, "the record")?.to_owned();
+        message.parts.push(Part::Text(text));
+        messages.push(message);
+    }
     Ok(messages)
 }
 
 /// The record's own `system` key.
 fn system(record: &Json) -> Result<Option<Message>> {
-    let Some(system) = record.get("system") else {
+    let keys = ["system", "system_prompt"];
+    let Some(key) = keys.into_iter().find(|key| record.get(key).is_some()) else {
         return Ok(None);
     };
-    let text = system
-        .as_str()
-        .ok_or_else(|| wrong("system", "a text", system))?;
-    let parts = vec![Part::Text(text.to_owned())];
-    let message = Message {
-        role: Role::System,
-        parts,
-        loss: None,
-        extra: Vec::new(),
-    };
+    let text = string(record, key, "the record")?;
+    let mut message = Message::new(Role::System);
+    message.parts.push(Part::Text(text.to_owned()));
     Ok((!text.is_empty()).then_some(message))
 }
 
@@ -489,42 +455,6 @@ fn tools(record: &Json) -> Result<Option<Json>> {
         Json::Array(items) if items.is_empty() => Ok(None),
         Json::Array(_) => Ok(Some(tools)),
         other => Err(wrong("tools", "a list of tools", other)),
-    }
-}
-
-/// Checks the rules for every conversation, whatever its format.
-fn check(messages: &[Message]) -> Result<()> {
-    for (index, message) in messages.iter().enumerate() {
-        let number = index + 1;
-        if message.role == Role::System && index > 0 {
-            return Err(RecordProblem::SystemNotFirst { message: number });
-        }
-        let has_media = message
-            .parts
-            .iter()
-            .any(|part| !matches!(part, Part::Text(_)));
-        if has_media && matches!(message.role, Role::System | Role::Assistant) {
-            let role = message.role.name();
-            return Err(RecordProblem::MediaNotFromUser {
-                message: number,
-                role,
-            });
-        }
-        let speaks = message.extra.iter().any(|(key, _)| key == "tool_calls")
-            || !message.text().trim_matches(is_python_space).is_empty();
-        if message.role == Role::Assistant && !speaks {
-            return Err(RecordProblem::EmptyAnswer { message: number });
-        }
-    }
-    match messages.last() {
-        Some(last) if last.role == Role::Assistant => Ok(()),
-        last => {
-            let last = last.map_or("none", |message| message.role.name());
-            Err(RecordProblem::NoAnswer {
-                messages: messages.len(),
-                last,
-            })
-        }
     }
 }
 

@@ -244,9 +244,23 @@ impl<R: BufRead> Records<R> {
                 Ok(value) => RecordProblem::Json {
                     detail: value.kind().to_owned(),
                 },
-                Err(error) => RecordProblem::Json {
-                    detail: error.to_string(),
-                },
+                Err(error) => {
+                    let is_open = error.is_eof()
+                        && self.state == State::Lines
+                        && self.buffer.trim_ascii_end().ends_with(b"{");
+                    if is_open && self.skip_space()?.is_some_and(|next| next != b'{') {
+                        self.state = State::Done;
+                        return Err(TextError::Stream {
+                            line,
+                            reason: "a JSON object over several lines is no data file; write each \
+                                     record on one line, or all as one array"
+                                .to_owned(),
+                        });
+                    }
+                    RecordProblem::Json {
+                        detail: error.to_string(),
+                    }
+                }
             }
         };
         Err(TextError::Record {
