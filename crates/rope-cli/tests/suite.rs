@@ -36,3 +36,4 @@ mod several_devices;
 mod strangers;
 mod train;
 mod verify;
+mod workflow;

@@ -206,13 +206,13 @@ impl Recording {
         Ok(places)
     }
 
-    /// Adds the results of a micro-batch.
+    /// Adds the results of a micro-batch, whose gradients are `scale` times those of the loss.
     pub(crate) fn add_pass(
         &mut self,
         model: &Vlm,
         micro: &MicroBatch,
         batch: &Batch,
-        trace: Trace,
+        (trace, scale): (Trace, f64),
     ) -> Result<()> {
         let kinds = kinds(model, micro)?;
         let (mut images, mut videos) = (Media::images(micro), Media::videos(micro));
@@ -257,9 +257,14 @@ impl Recording {
                 self.insert(format!("input/{}/{name}", place.label), sampled);
             }
         }
-        for ((label, name), sampled) in trace.into_samples()? {
+        for ((label, name), mut sampled) in trace.into_samples()? {
             let name = match name.strip_prefix("gradient.") {
-                Some(name) => format!("backward/{label}/{name}"),
+                Some(name) => {
+                    // A power of 2.
+                    let unscale = |value: &mut f32| *value = (f64::from(*value) / scale) as f32;
+                    sampled.values.iter_mut().for_each(unscale);
+                    format!("backward/{label}/{name}")
+                }
                 None => format!("forward/{label}/{name}"),
             };
             self.insert(name, sampled);

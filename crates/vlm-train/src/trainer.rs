@@ -277,7 +277,7 @@ impl Trainer {
                 .model
                 .backward_traced(&ready, labels, how, &mut trace, &mut add)?;
             if let Some(recording) = &mut recording {
-                recording.add_pass(&self.model, micro, &ready, trace)?;
+                recording.add_pass(&self.model, micro, &ready, (trace, scale))?;
             }
             if !mean.is_finite() {
                 return Err(VlmTrainError::Diverged {

@@ -1,0 +1,262 @@
+//! Each family, in each precision, through each command from data to merged weights: one table.
+//!
+//! A cell runs `mrope` and compares its result with transformers, PEFT and torch
+//! (tests/fixtures/generate/workflow.py), with the labels of the data, or with a count. Continuous
+//! integration runs cells with all pairs of family, precision, command and data; `cargo xtask deep
+//! training` runs all.
+
+mod commands;
+mod reference;
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::time::Instant;
+
+/// Families with a folder in tests/fixtures/models and one in tests/fixtures/workflow.
+const FAMILIES: [&str; 5] = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "glm4v"];
+const PRECISIONS: [&str; 3] = ["f32", "bf16", "f16"];
+/// Files of tests/fixtures/workflow.
+const ALL_DATA: [&str; 4] = ["text", "pictures", "video", "mixed"];
+const COMMANDS: [Command; 8] = [
+    Command::new("train adapters", &ALL_DATA, commands::train_adapters),
+    Command::new("train whole", &ALL_DATA, commands::train_whole),
+    Command::new("plan", &ALL_DATA, commands::plan),
+    Command::new("samples", &ALL_DATA, commands::samples),
+    Command::new("generate", &ALL_DATA, commands::generate),
+    // The record of transformers has text, a picture and a video.
+    Command::new("record, compare", &["mixed"], commands::compare),
+    Command::new("merge", &["none"], commands::merge),
+    Command::new("resume", &ALL_DATA, commands::resume),
+];
+/// Cells that cannot be: family, precision, command, data (`*`: any), and the reason.
+const IMPOSSIBLE: [[&str; 5]; 0] = [];
+/// Programs at a time: the CPUs of continuous integration.
+const AT_ONCE: usize = 2;
+
+/// A column of the table's cells.
+struct Command {
+    name: &'static str,
+    data: &'static [&'static str],
+    run: fn(&Cell) -> Result<Outcome, String>,
+}
+
+impl Command {
+    const fn new(
+        name: &'static str,
+        data: &'static [&'static str],
+        run: fn(&Cell) -> Result<Outcome, String>,
+    ) -> Self {
+        Self { name, data, run }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Cell {
+    family: &'static str,
+    precision: &'static str,
+    command: &'static str,
+    data: &'static str,
+}
+
+/// The result of a cell beside its reference.
+struct Outcome {
+    value: String,
+    reference: &'static str,
+    bound: String,
+    holds: bool,
+}
+
+impl Cell {
+    fn all() -> Vec<Self> {
+        let mut cells = Vec::new();
+        for family in FAMILIES {
+            for precision in PRECISIONS {
+                for Command { name, data, .. } in &COMMANDS {
+                    cells.extend(data.iter().map(|data| Self {
+                        family,
+                        precision,
+                        command: name,
+                        data,
+                    }));
+                }
+            }
+        }
+        cells
+    }
+
+    const fn values(&self) -> [&'static str; 4] {
+        [self.family, self.precision, self.command, self.data]
+    }
+
+    /// Its pairs of values.
+    fn pairs(&self) -> impl Iterator<Item = [&'static str; 2]> {
+        let values = self.values();
+        let pairs = (0..4).flat_map(|i| (i + 1..4).map(move |j| (i, j)));
+        pairs.map(move |(i, j)| [values[i], values[j]])
+    }
+
+    /// The reason why there is no such cell.
+    fn impossible(&self) -> Option<&'static str> {
+        let is_here = |row: &&[&str; 5]| {
+            let mut places = self.values().into_iter().zip(row.iter());
+            places.all(|(value, of)| *of == "*" || *of == value)
+        };
+        IMPOSSIBLE.iter().find(is_here).map(|row| row[4])
+    }
+
+    /// A folder of this cell that does not exist yet.
+    fn fresh(&self, name: &str) -> PathBuf {
+        let [family, precision, command, data] = self.values();
+        let command = command.replace([' ', ','], "");
+        let name = format!("workflow/{family}-{precision}-{command}-{data}-{name}");
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        std::fs::remove_dir_all(&path).ok();
+        path
+    }
+
+    fn run(&self) -> Result<Outcome, String> {
+        let command = COMMANDS.iter().find(|row| row.name == self.command);
+        (command.expect("a command of the table").run)(self)
+    }
+
+    /// A line of the table, and whether it holds.
+    fn line(&self) -> (String, bool) {
+        let [family, precision, command, data] = self.values();
+        let (rest, holds) = match self.impossible() {
+            Some(reason) => (format!("| | | | cannot be: {reason} |"), true),
+            None => match self.run() {
+                Ok(found) => {
+                    let verdict = if found.holds { "holds" } else { "FAILS" };
+                    let (value, reference, bound) = (found.value, found.reference, found.bound);
+                    (
+                        format!("| {value} | {reference} | {bound} | {verdict} |"),
+                        found.holds,
+                    )
+                }
+                Err(message) => (
+                    format!("| {} | | | FAILS |", message.replace('\n', " ")),
+                    false,
+                ),
+            },
+        };
+        (
+            format!("| {family} | {precision} | {command} | {data} {rest}"),
+            holds,
+        )
+    }
+}
+
+/// Few cells with all pairs of values that any cell has: the next one is always of those with the
+/// most new pairs.
+fn pairwise(cells: &[Cell]) -> Vec<Cell> {
+    let mut open: BTreeSet<_> = cells.iter().flat_map(Cell::pairs).collect();
+    let mut chosen = Vec::new();
+    while !open.is_empty() {
+        let new = |cell: &&Cell| cell.pairs().filter(|pair| open.contains(pair)).count();
+        // The last of equals.
+        let best = *cells.iter().max_by_key(new).expect("a cell");
+        best.pairs().for_each(|pair| {
+            open.remove(&pair);
+        });
+        chosen.push(best);
+    }
+    chosen.sort();
+    chosen
+}
+
+/// Runs the cells, prints the table and fails if one of them does.
+fn check(cells: &[Cell]) {
+    let started = Instant::now();
+    let (next, lines) = (Mutex::new(0..cells.len()), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..AT_ONCE {
+            scope.spawn(|| {
+                loop {
+                    let Some(at) = next.lock().expect("no worker panicked").next() else {
+                        break;
+                    };
+                    let line = cells[at].line();
+                    println!("{}", line.0);
+                    lines.lock().expect("no worker panicked").push((at, line));
+                }
+            });
+        }
+    });
+    let mut lines = lines.into_inner().expect("no worker panicked");
+    lines.sort_by_key(|(at, _)| *at);
+    let mut table = String::from(
+        "| family | precision | command | data | value | reference | bound | verdict |\n\
+         |---|---|---|---|---|---|---|---|\n",
+    );
+    for (_, (line, _)) in &lines {
+        writeln!(table, "{line}").expect("a string");
+    }
+    println!(
+        "{} cells in {:.0} s",
+        lines.len(),
+        started.elapsed().as_secs_f64()
+    );
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("workflow.md");
+    std::fs::write(path, &table).expect("the table can be written");
+    assert_eq!(lines.len(), cells.len(), "a cell is missing");
+    let failed: Vec<&str> = lines
+        .iter()
+        .filter(|(_, (_, holds))| !holds)
+        .map(|(_, (line, _))| line.as_str())
+        .collect();
+    assert!(
+        failed.is_empty(),
+        "{} cells fail:\n{}",
+        failed.len(),
+        failed.join("\n")
+    );
+}
+
+#[test]
+fn each_pair_of_family_precision_command_and_data() {
+    check(&pairwise(&Cell::all()));
+}
+
+/// With MROPE_CELLS, cells whose line has all of its words: `MROPE_CELLS="glm4v bf16 merge"`.
+#[test]
+#[ignore = "half an hour: a part of `cargo xtask deep training`"]
+fn all_cells() {
+    let mut cells = Cell::all();
+    assert_eq!(cells.len(), FAMILIES.len() * PRECISIONS.len() * 26);
+    if let Ok(words) = std::env::var("MROPE_CELLS") {
+        let fits = |cell: &Cell| {
+            let text = cell.values().join(" ");
+            words
+                .split_whitespace()
+                .all(|word| text.split([' ', ',']).any(|of| of == word))
+        };
+        cells.retain(fits);
+        assert!(!cells.is_empty(), "no cell has {words:?}");
+    }
+    check(&cells);
+}
+
+#[test]
+fn few_cells_have_all_pairs() {
+    let all = Cell::all();
+    let chosen = pairwise(&all);
+    let pairs = |cells: &[Cell]| cells.iter().flat_map(Cell::pairs).collect::<BTreeSet<_>>();
+    assert_eq!(pairs(&all), pairs(&chosen));
+    println!("{} of {} cells", chosen.len(), all.len());
+    assert!(chosen.len() * 6 < all.len());
+}
+
+/// Each family that the program trains has its row.
+#[test]
+fn each_family_with_a_model_has_cells() {
+    let models = reference::fixtures().join("models");
+    let found: BTreeSet<String> = std::fs::read_dir(models)
+        .expect("models")
+        .map(|entry| entry.expect("an entry").file_name())
+        .filter_map(|name| Some(name.to_str()?.strip_suffix("_tiny")?.to_owned()))
+        .collect();
+    let rows: BTreeSet<String> = FAMILIES.map(str::to_owned).into();
+    assert_eq!(found, rows);
+}
