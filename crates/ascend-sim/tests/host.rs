@@ -619,7 +619,7 @@ fn freed_memory_of_other_threads_returns_to_the_system() {
         }
     });
     let grown = resident_kib().saturating_sub(before);
-    assert!(grown < 24 << 10, "{grown} KiB of {}", THREADS * 16 << 10);
+    assert!(grown < 24 << 10, "{grown} KiB of {}", (THREADS * 16) << 10);
 }
 
 /// A server makes any number of calls.

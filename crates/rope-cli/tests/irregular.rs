@@ -204,10 +204,7 @@ fn inputs() -> PathBuf {
             "golden.safetensors",
         ),
         (fixtures.join("inv_freq_tables.json"), "golden.json"),
-        (
-            fixtures.join("pictures/444.jpg.reference.png"),
-            "picture.png",
-        ),
+        (fixtures.join("pictures/rgb_8.png"), "picture.png"),
     ] {
         fs::copy(&from, at(to)).unwrap_or_else(|error| panic!("{}: {error}", from.display()));
     }

@@ -116,8 +116,11 @@ pub(crate) fn run(args: &FinetuneArgs) -> Result<ExitCode, Box<dyn Error>> {
         note("stopped before the first step");
         return Ok(stop.code());
     };
-    let epochs = args.loader_options().batches(&data.lengths);
-    let recipe = args.recipe(args.steps.map_or(usize::try_from(epochs), Ok)?);
+    let steps = match args.steps {
+        Some(steps) => steps,
+        None => usize::try_from(args.loader_options().batches(&data.lengths))?,
+    };
+    let recipe = args.recipe(steps);
     let job = Job {
         plan: plan(&recipe)?,
         config,

@@ -581,10 +581,10 @@ impl TextEncoder {
         let mut text = texts.concat();
         let prompt = texts[..texts.len().saturating_sub(1)].concat();
         let named = self.tokenizer.named_tokens().iter();
-        let eos = named
+        let mut eos = named
             .filter(|(name, _)| name == "eos_token")
             .map(|(_, token)| token);
-        if let Some(eos) = eos.last().filter(|eos| !text.ends_with(*eos)) {
+        if let Some(eos) = eos.next_back().filter(|eos| !text.ends_with(*eos)) {
             text.push_str(eos);
         }
         let untrained = match prompt.is_empty() {

@@ -146,6 +146,7 @@ pub(crate) fn recipe(trained: TrainedParts) -> Recipe {
 }
 
 /// The log of a run without the speed of its steps, which alone differs between equal runs.
+#[allow(clippy::disallowed_methods, reason = "a file of the test")]
 pub(crate) fn timeless_log(folder: &std::path::Path) -> String {
     let log = std::fs::read_to_string(folder.join("log.jsonl")).unwrap();
     let lines = log.lines().map(|line| {

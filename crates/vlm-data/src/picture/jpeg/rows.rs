@@ -76,7 +76,7 @@ impl Plane {
     /// The two rows that row `y` of twice as many lies between, the nearer one first.
     fn pair(&self, y: usize) -> [&[u8]; 2] {
         let near = y / 2;
-        let far = if y % 2 == 0 {
+        let far = if y.is_multiple_of(2) {
             near.saturating_sub(1)
         } else {
             near + 1

@@ -160,7 +160,7 @@ impl PictureLimits {
         let area = |name: &str| match value.get(name) {
             None => Ok(None),
             Some(&Json::Int(area)) if area > 0 => Ok(Some(area as u64)),
-            Some(&Json::Float(area)) if area >= 1.0 && area < 9e15 => Ok(Some(area as u64)),
+            Some(&Json::Float(area)) if (1.0..9e15).contains(&area) => Ok(Some(area as u64)),
             Some(other) => {
                 let key = format!("{key}.{name}");
                 Err(media::wrong(&key, "an area in pixels above 0", other))
