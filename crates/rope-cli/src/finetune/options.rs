@@ -660,9 +660,14 @@ impl FinetuneArgs {
                 ScheduleChoice::Cosine => Schedule::Cosine,
                 ScheduleChoice::Wsd => Schedule::Wsd,
             },
-            warmup_steps: self
-                .warmup_steps
-                .unwrap_or((self.warmup * steps as f64).ceil() as usize),
+            warmup_steps: self.warmup_steps.unwrap_or_else(|| {
+                let steps_of_share = (self.warmup * steps as f64).ceil() as usize;
+                // A share below all leaves a step whose rate is not 0.
+                match self.warmup < 1.0 {
+                    true => steps_of_share.min(steps.saturating_sub(1)),
+                    false => steps_of_share,
+                }
+            }),
             decay_steps: match self.schedule {
                 ScheduleChoice::Wsd => self.decay_steps.unwrap_or(steps.div_ceil(10)),
                 _ => 0,
