@@ -96,7 +96,7 @@ impl Vlm {
     /// True for each placeholder of a video in a prompt.
     ///
     /// # Errors
-    /// [`VlmError::PositionIds`] if the prompt contradicts itself.
+    /// If the prompt contradicts itself.
     pub fn video_tokens(&self, prompt: &rope_core::position_ids::Prompt) -> Result<Vec<bool>> {
         Ok(self.position_rules.video_tokens(prompt)?)
     }
