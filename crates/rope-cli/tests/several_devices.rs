@@ -251,7 +251,7 @@ fn a_process_that_is_killed_at_any_point_of_a_step_ends_the_other() {
     ] {
         let name = "several-killed-in-step";
         let abort = format!("ASCEND_SIM_ABORT={call}");
-        let [first, second] = pair(name, "--rank-timeout 8", &abort);
+        let [first, second] = pair(name, "--rank-timeout 20", &abort);
         let killed = end(second);
         let since = Instant::now();
         assert_eq!(killed.status.code(), None, "{}", text(&killed.stderr));
