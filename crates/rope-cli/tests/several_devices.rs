@@ -2,11 +2,11 @@
 //! several ranks.
 
 use std::io::Write;
-use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::common::{HANG, free_address, within};
 use crate::ended::expect_ended;
 
 const STEPS: usize = 3;
@@ -102,13 +102,8 @@ fn token(name: &str) -> PathBuf {
     path
 }
 
-fn free_address() -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("an address")
-}
-
 fn end(child: Child) -> Output {
-    child.wait_with_output().expect("it ends")
+    within(HANG, move || child.wait_with_output().expect("it ends"))
 }
 
 #[test]

@@ -2,13 +2,13 @@
 //! others, from one address and many. All on this machine, and bounded in number and time.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::unix::process::CommandExt as _;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::common::{HANG, Served, command, fresh, mrope, says, text};
+use crate::common::{HANG, Served, command, free_address, fresh, mrope, says, text};
 
 /// A user who owns nothing.
 const NOBODY: u32 = 65534;
@@ -124,6 +124,20 @@ fn the_port_of_a_run_on_an_npu_is_closed_to_others() {
 
 /// A program that is killed with this.
 struct Killed(Child);
+
+impl Killed {
+    /// Fails if the program does not end.
+    fn end(&mut self) -> ExitStatus {
+        let begun = Instant::now();
+        loop {
+            if let Some(ended) = self.0.try_wait().expect("a child") {
+                return ended;
+            }
+            assert!(begun.elapsed() < HANG, "no end after {HANG:?}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
 
 impl Drop for Killed {
     fn drop(&mut self) {
@@ -347,9 +361,7 @@ fn meeting(name: &str, most: usize) {
     assert!(made, "a token");
     let shapes = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/shapes");
     for from_many in [false, true] {
-        let free = TcpListener::bind("127.0.0.1:0").expect("a free port");
-        let to = free.local_addr().expect("an address");
-        drop(free);
+        let to = free_address();
         let out = fresh(name).display().to_string();
         let host = |number: usize| {
             let model = format!("{shapes}/model");
@@ -385,7 +397,7 @@ fn meeting(name: &str, most: usize) {
         let held = size(first.0.id());
         let mut second = host(1);
         for run in [&mut first, &mut second] {
-            let ended = run.0.wait().expect("it ends");
+            let ended = run.end();
             let mut said = String::new();
             let stderr = run.0.stderr.as_mut().expect("a pipe");
             stderr.read_to_string(&mut said).expect("text");

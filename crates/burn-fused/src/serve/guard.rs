@@ -7,7 +7,7 @@
 //! until the server has answered that message.
 
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -33,6 +33,8 @@ const OPENING_AT_ONCE: usize = 256;
 const BACKLOG: i32 = 1024;
 /// Bytes buffered in one direction of a session.
 const BUFFER_BYTES: usize = 256 << 10;
+/// Reads of the system's table of sockets before a client counts as of another process.
+const TABLE_READS: usize = 20;
 const SESSIONS: &str = "GET /session HTTP/1.1";
 /// The first byte of a binary frame that holds a whole message (RFC 6455, section 5.2).
 const WHOLE_BINARY: u8 = 0x82;
@@ -151,33 +153,45 @@ fn open(listener: &Socket) {
 
 /// True if a client on this machine is of this process. Where the system does not say (other than
 /// Linux), true as well: each client still shows the token.
+pub(super) fn is_own(client: SocketAddr) -> bool {
+    let SocketAddr::V4(client) = client else {
+        return false;
+    };
+    // A socket may be missing in a table read while others come and go.
+    for _ in 0..TABLE_READS {
+        match inode(client) {
+            Ok(Some(inode)) => return has_open(&format!("socket:[{inode}]")),
+            Ok(None) => std::thread::sleep(Duration::from_millis(1)),
+            Err(_) => return true,
+        }
+    }
+    false
+}
+
+/// The inode of a client's socket, from the system's table.
 #[allow(
     clippy::disallowed_methods,
     reason = "a table of the system, no file that somebody gives"
 )]
-pub(super) fn is_own(client: SocketAddr) -> bool {
+fn inode(client: SocketAddrV4) -> io::Result<Option<String>> {
     // proc(5): a row of each socket has its address in hexadecimal as second and its inode as tenth
-    // word, and the link of a file descriptor to a socket has the inode.
-    let SocketAddr::V4(client) = client else {
-        return false;
-    };
-    let (Ok(sockets), Ok(open)) = (
-        std::fs::read_to_string("/proc/self/net/tcp"),
-        std::fs::read_dir("/proc/self/fd"),
-    ) else {
-        return true;
-    };
+    // word.
+    let sockets = std::fs::read_to_string("/proc/self/net/tcp")?;
     let address = u32::from_ne_bytes(client.ip().octets());
     let address = format!("{address:08X}:{:04X}", client.port());
     let rows = sockets.lines().skip(1);
     let mut rows = rows.map(|row| row.split_whitespace().collect::<Vec<_>>());
     let row = rows.find(|row| row.get(1) == Some(&address.as_str()));
-    let Some(inode) = row.as_ref().and_then(|row| row.get(9)) else {
-        return false;
+    Ok(row.and_then(|row| row.get(9).map(|inode| (*inode).to_owned())))
+}
+
+/// True if a file descriptor of this process is a link to `target`.
+fn has_open(target: &str) -> bool {
+    let Ok(open) = std::fs::read_dir("/proc/self/fd") else {
+        return true;
     };
-    let link = format!("socket:[{inode}]");
     let mut links = open.filter_map(|file| std::fs::read_link(file.ok()?.path()).ok());
-    links.any(|found| found.as_os_str() == link.as_str())
+    links.any(|found| found.as_os_str() == target)
 }
 
 /// Forwards the connections that `listener` accepts from clients that `may_come` to `server`,
@@ -505,5 +519,37 @@ mod tests {
             let found = read!(first_message, &message).0;
             assert_eq!(found, Err(io::ErrorKind::InvalidData), "{foreign:?}");
         }
+    }
+
+    /// The system's table misses some while others come and go.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn an_own_client_is_found_among_sockets_that_come_and_go() {
+        let pair = || {
+            let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+            let address = listener.local_addr().expect("bound");
+            let client = std::net::TcpStream::connect(address).expect("it listens");
+            // Otherwise each end would stay in the table for a minute.
+            let linger = Some(Duration::ZERO);
+            SockRef::from(&client).set_linger(linger).expect("set");
+            (client, listener.accept().expect("it waits").0)
+        };
+        let over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut crowd: Vec<_> = (0..300).map(|_| pair()).collect();
+                while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                    crowd.push(pair());
+                    drop(crowd.swap_remove(0));
+                }
+            });
+            let missed = (0..1000).filter(|_| {
+                let (client, _server) = pair();
+                !is_own(client.local_addr().expect("bound"))
+            });
+            let missed = missed.count();
+            over.store(true, std::sync::atomic::Ordering::Relaxed);
+            assert_eq!(missed, 0);
+        });
     }
 }

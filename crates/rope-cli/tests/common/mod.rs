@@ -2,8 +2,10 @@
 #![allow(dead_code, unused_imports, reason = "no test file uses all of it")]
 
 use std::io::{BufRead, BufReader};
+use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, MutexGuard, Once};
 use std::time::Duration;
@@ -69,6 +71,20 @@ pub(crate) fn host(npu: AscendDevice) -> (AscendHost, burn::tensor::Device) {
     let host = AscendHost::start(&[npu]).expect("the simulated device opens");
     let device = host.devices()[0].clone();
     (host, device)
+}
+
+/// A free address for a server that is yet to start. Its port is below those that the system gives to
+/// connections, of which other tests open thousands.
+pub(crate) fn free_address() -> SocketAddr {
+    static TRIED: AtomicU16 = AtomicU16::new(0);
+    let first = std::process::id() as u16;
+    loop {
+        let next = first.wrapping_add(TRIED.fetch_add(1, Ordering::Relaxed));
+        let address = SocketAddr::from(([127, 0, 0, 1], 20_000 + next % 12_000));
+        if TcpListener::bind(address).is_ok() {
+            return address;
+        }
+    }
 }
 
 /// A folder for a test's files, which does not exist yet.

@@ -279,24 +279,8 @@ impl Rendezvous {
         mut stream: TcpStream,
         [mut from_server, from_client]: [Seal; 2],
     ) -> Result<RankGroup, RendezvousError> {
-        let lost = |error: IoError| RendezvousError::Unreachable {
-            address: self.address.clone(),
-            seconds: self.timeout.as_secs(),
-            reason: error.to_string(),
-        };
-        stream.set_read_timeout(Some(SILENCE)).map_err(lost)?;
-        let (first, all) = loop {
-            match receive(&mut stream, &mut from_server).map_err(lost)? {
-                Message::Begin { first, all } => break (first, all),
-                Message::Missing(missing) => {
-                    let seconds = self.timeout.as_secs();
-                    return Err(RendezvousError::Missing { missing, seconds });
-                }
-                _ => {}
-            }
-        };
         let out = Out {
-            stream: stream.try_clone().map_err(lost)?,
+            stream: stream.try_clone().map_err(self.lost())?,
             seal: from_client,
         };
         let client = Arc::new(Client {
@@ -309,14 +293,46 @@ impl Rendezvous {
             has_server: self.host == 0,
             group: OnceLock::new(),
         });
+        // The others may come much later.
+        let alive = client.clone();
+        thread::spawn(move || alive.stay_alive());
+        let begun = self.wait(&mut stream, &mut from_server);
+        let (first, all) = begun.inspect_err(|_| client.end())?;
         let link = Box::new(client.clone());
         let group = RankGroup::new(first, self.local, all, self.timeout, Some(link));
         // It is set only here.
         let _ = client.group.set(Arc::downgrade(&group.shared));
-        let reader = client.clone();
-        thread::spawn(move || reader.read(stream, from_server));
-        thread::spawn(move || client.stay_alive());
+        thread::spawn(move || client.read(stream, from_server));
         Ok(group)
+    }
+
+    /// The first rank of this host and the number of all ranks, once all hosts have connected.
+    fn wait(
+        &self,
+        stream: &mut TcpStream,
+        from_server: &mut Seal,
+    ) -> Result<(usize, usize), RendezvousError> {
+        stream
+            .set_read_timeout(Some(SILENCE))
+            .map_err(self.lost())?;
+        loop {
+            match receive(stream, from_server).map_err(self.lost())? {
+                Message::Begin { first, all } => return Ok((first, all)),
+                Message::Missing(missing) => {
+                    let seconds = self.timeout.as_secs();
+                    return Err(RendezvousError::Missing { missing, seconds });
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn lost(&self) -> impl Fn(IoError) -> RendezvousError {
+        |error| RendezvousError::Unreachable {
+            address: self.address.clone(),
+            seconds: self.timeout.as_secs(),
+            reason: error.to_string(),
+        }
     }
 }
 
@@ -389,6 +405,15 @@ impl Client {
         self.changed_end.notify_all();
     }
 
+    /// The server ends with this process: waits until it has told the other processes.
+    fn wait_for_server(&self) {
+        let ended = lock(&self.ended);
+        if self.has_server {
+            let wait = |ended: &mut bool| !*ended;
+            drop(self.changed_end.wait_timeout_while(ended, HANDSHAKE, wait));
+        }
+    }
+
     fn stay_alive(&self) {
         while !self.is_over.load(Ordering::Acquire) {
             if lock(&self.out).send(&Message::Alive).is_err() {
@@ -426,17 +451,13 @@ impl Link for Arc<Client> {
         let RankFailure { rank, cause } = failure.clone();
         // If the server is gone, the reader reports it to the others.
         let _ = lock(&self.out).send(&Message::Failed { rank, cause });
+        self.wait_for_server();
     }
 
     fn finish(&self) {
         self.is_over.store(true, Ordering::Release);
         // The server may have ended before.
         let _ = lock(&self.out).send(&Message::Bye);
-        // The server ends with this process, and other processes may still need to hear from it.
-        let ended = lock(&self.ended);
-        if self.has_server {
-            let wait = |ended: &mut bool| !*ended;
-            drop(self.changed_end.wait_timeout_while(ended, HANDSHAKE, wait));
-        }
+        self.wait_for_server();
     }
 }

@@ -35,6 +35,8 @@ struct Host {
 #[derive(Default)]
 struct Hosts {
     by_number: BTreeMap<usize, Host>,
+    /// True once all hosts have connected.
+    has_begun: bool,
     /// The time since which the first host has waited for the others.
     waits_since: Option<Instant>,
     failure: Option<RankFailure>,
@@ -70,7 +72,7 @@ impl Server {
     /// Accepts hosts until all have connected, then sends heartbeats until the run is over.
     fn serve(self: &Arc<Self>, listener: TcpListener) {
         let limit = Instant::now() + self.timeout;
-        while lock(&self.state).by_number.len() < self.hosts {
+        while !self.begin() {
             if Instant::now() >= limit {
                 self.send_all(&Message::Missing(self.missing()));
                 return;
@@ -80,7 +82,6 @@ impl Server {
             }
             self.be_alive();
         }
-        self.begin();
         loop {
             self.accept(&listener, LATE);
             thread::sleep(POLL);
@@ -155,20 +156,27 @@ impl Server {
     }
 
     fn send_all(&self, message: &Message) {
-        for host in lock(&self.state).by_number.values_mut() {
+        // Last to host 0, which may end with this server.
+        for host in lock(&self.state).by_number.values_mut().rev() {
             // The thread that reads from a host notices if it is gone.
             let _ = host.out.send(message);
         }
     }
 
-    fn begin(&self) {
+    /// Begins the run if all hosts have connected.
+    fn begin(&self) -> bool {
         let mut state = lock(&self.state);
+        if state.by_number.len() < self.hosts {
+            return false;
+        }
+        state.has_begun = true;
         let all = state.by_number.values().map(|host| host.local).sum();
         let mut first = 0;
         for host in state.by_number.values_mut() {
             let _ = host.out.send(&Message::Begin { first, all });
             first += host.local;
         }
+        true
     }
 
     /// Serves one connection.
@@ -196,6 +204,11 @@ impl Server {
                     return;
                 }
                 Ok(_) => {}
+                // Until the run begins, it may come again.
+                Err(_) if !state.has_begun => {
+                    state.by_number.remove(&number);
+                    return;
+                }
                 Err(error) => {
                     let rank = first_rank(&state, number);
                     let cause = gone(&error);
@@ -322,7 +335,8 @@ fn fail(state: &mut Hosts, failure: RankFailure) {
     }
     let RankFailure { rank, cause } = failure.clone();
     state.failure = Some(failure);
-    for host in state.by_number.values_mut() {
+    // Last to host 0, which may end with this server.
+    for host in state.by_number.values_mut().rev() {
         let cause = cause.clone();
         let _ = host.out.send(&Message::Failed { rank, cause });
     }
@@ -436,6 +450,41 @@ mod tests {
         let missing = waiting.join().expect("no panic").expect_err("alone");
         let says = "hosts 1 (refused: it is one of 3 hosts, host 0 of 2) did not come";
         assert!(missing.to_string().contains(says), "{missing}");
+    }
+
+    #[test]
+    fn hosts_meet_when_one_is_lost_and_comes_again_after_more_than_a_silence() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("an address");
+        drop(listener);
+        let meet = |host| {
+            let timeout = 3 * SILENCE;
+            let host = Rendezvous {
+                timeout,
+                ..process(address, 2, host)
+            };
+            thread::spawn(move || {
+                let group = host.meet().expect("they meet");
+                let exchange = |rank: &super::super::Rank| {
+                    let parts = rank.exchange(vec![rank.rank() as u8]);
+                    parts.map_err(|error| error.to_string())
+                };
+                group.run(exchange).expect("they exchange")
+            })
+        };
+        let first = meet(0);
+        let lost = loop {
+            match TcpStream::connect(address) {
+                Ok(stream) => break process(address, 2, 1).greet(stream, VERSION),
+                Err(_) => thread::sleep(POLL),
+            }
+        };
+        drop(lost.expect("it answers").expect("it is accepted"));
+        thread::sleep(SILENCE + ALIVE);
+        for host in [meet(1), first] {
+            let parts = host.join().expect("no panic").remove(0);
+            assert_eq!(*parts, [[0], [1]]);
+        }
     }
 
     /// A stranger without the token that holds more connections than there may be, and opens each
