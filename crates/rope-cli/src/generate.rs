@@ -8,8 +8,7 @@ use std::time::Instant;
 use burn::tensor::{Device as HostDevice, FloatDType};
 use clap::{Args, ValueHint};
 use serde_json::json;
-use vlm_data::text::format::MediaSource;
-use vlm_data::text::{Conversation, IGNORED, Message, Part, Role, Tokenizer};
+use vlm_data::text::{Conversation, Conversations, FileOptions, IGNORED, Message, Role, Tokenizer};
 use vlm_data::{Cut, MicroBatch, SampleEncoder, TrainingSample};
 use vlm_models::{GenerateOptions, GenerationConfig, Sampling, Vlm, VlmConfig};
 use vlm_train::{before_stop, stop_tokens};
@@ -18,6 +17,7 @@ use crate::arguments::{MAX_TOKENS, count_in, seed};
 use crate::data::options::RecordArgs;
 use crate::device::{Compute, Device, TokenArgs};
 use crate::finetune::Precision;
+use crate::positions::PositionRule;
 use crate::stdio::{note, plain, stdout};
 
 /// The character that a decoder puts in the place of bytes that are no text yet.
@@ -116,6 +116,9 @@ pub(crate) struct GenerateArgs {
     #[command(flatten)]
     records: RecordArgs,
 
+    #[command(flatten)]
+    position_rule: PositionRule,
+
     /// Print one JSON object per line: line, reference (of --data), answer, tokens
     #[arg(long)]
     json: bool,
@@ -141,7 +144,7 @@ struct Speed {
 
 impl GenerateArgs {
     fn load(&self, device: &HostDevice) -> Result<Vlm, Box<dyn Error>> {
-        let config = VlmConfig::from_folder(&self.folder)?;
+        let config = self.position_rule.of(VlmConfig::from_folder(&self.folder)?);
         let mut device = device.clone();
         match self.precision {
             Precision::F32 => {}
@@ -180,24 +183,27 @@ impl GenerateArgs {
         })
     }
 
-    /// The conversation of --prompt and --image.
-    fn conversation(&self, prompt: &str) -> Conversation {
-        let message = |role, parts| Message {
-            role,
-            parts,
-            loss: None,
-            extra: Vec::new(),
-        };
-        let images = (0..self.image.len()).map(Part::Image);
-        let parts = images.chain([Part::Text(prompt.to_owned())]).collect();
+    /// The conversation of --prompt and --image, as a record of data.
+    ///
+    /// # Errors
+    /// If the prompt marks other than the given pictures.
+    fn conversation(&self, prompt: &str) -> Result<Conversation, Box<dyn Error>> {
+        let is_marked = prompt.contains("<image>");
+        let marks = "<image>".repeat(if is_marked { 0 } else { self.image.len() });
         let system = self.system.iter();
-        let system = system.map(|text| message(Role::System, vec![Part::Text(text.clone())]));
-        Conversation {
-            line: 1,
-            messages: system.chain([message(Role::User, parts)]).collect(),
-            images: self.image.iter().cloned().map(MediaSource::Path).collect(),
-            ..Conversation::default()
-        }
+        let system = system.map(|text| json!({ "role": "system", "content": text }));
+        let user = json!({ "role": "user", "content": marks + prompt });
+        // A record ends with an answer, which is yet to come here.
+        let answer = json!({ "role": "assistant", "content": "?" });
+        let record = json!({
+            "messages": system.chain([user, answer]).collect::<Vec<_>>(),
+            "images": self.image,
+        });
+        let record = record.to_string();
+        let mut read = Conversations::new(record.as_bytes(), "", &FileOptions::default());
+        let mut conversation = read.next().ok_or("the prompt is empty")??;
+        conversation.messages.pop();
+        Ok(conversation)
     }
 }
 
@@ -216,7 +222,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Box<dyn Error>> {
     // Wrong prompts are told before weights are loaded.
     let first = match &args.prompt {
         Some(prompt) => {
-            let conversation = args.conversation(prompt);
+            let conversation = args.conversation(prompt)?;
             vec![question(&encoder, &conversation, None)?]
         }
         None => Vec::new(),

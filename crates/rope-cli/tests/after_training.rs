@@ -101,6 +101,13 @@ fn a_merged_model_answers_as_the_base_with_its_adapter() {
     };
     assert_eq!(drawn(1), drawn(1));
     assert_ne!(drawn(1), drawn(2));
+    // A picture without a mark comes first.
+    let asked = |prompt: &str| {
+        done(&format!(
+            "generate {base} --image pictures/test_01.png --prompt {prompt} --max-new 4 --json"
+        ))
+    };
+    assert_eq!(asked("<image>Which?"), asked("Which?"));
     let streamed = run(&format!(
         "generate {base} --image pictures/test_01.png pictures/test_02.png --prompt Which? --max-new 4"
     ));
@@ -174,6 +181,10 @@ fn wrong_inputs_are_one_clear_error() {
         (
             format!("generate {base} --prompt A --image none.png"),
             "none.png",
+        ),
+        (
+            format!("generate {base} --prompt <image><image>A --image pictures/test_01.png"),
+            "2 marks for images, 1 files",
         ),
         (
             format!("generate {base} --prompt A<|im_end|>"),

@@ -882,6 +882,10 @@ fn wrong_configurations_have_their_own_errors() {
             "use_sliding_window",
         ),
         (
+            two("/text_config/attention_dropout", json!(0.5)),
+            "attention_dropout",
+        ),
+        (
             three("/vision_config/num_position_embeddings", json!(35)),
             "num_position_embeddings",
         ),

@@ -264,6 +264,7 @@ fn a_process_without_collectives_or_of_other_data_ends_both_with_its_rank() {
             "rank 1 stopped the run",
             "lacks HcclAllReduce",
         ),
+        ("--rank 4", "rank 1 is of another run", "rank is 4, and "),
         (
             "--data colour.jsonl",
             "rank 1 is of another run",

@@ -89,7 +89,7 @@ fn the_port_of_a_run_on_an_npu_is_closed_to_others() {
         "--data",
         &data,
         "--steps",
-        "4",
+        "16",
         "--device",
         "ascend-sim",
         "--quiet",
@@ -345,7 +345,7 @@ fn flooded(name: &str, most: usize) {
 
 #[test]
 fn honest_clients_train_while_strangers_flood_the_server() {
-    flooded("flooded", 3000);
+    flooded("flooded", 1000);
 }
 
 #[test]
@@ -431,7 +431,7 @@ fn mrope_token(path: &std::path::Path) -> bool {
 
 #[test]
 fn hosts_meet_while_strangers_flood_the_rendezvous() {
-    meeting("met", 3000);
+    meeting("met", 1000);
 }
 
 #[test]

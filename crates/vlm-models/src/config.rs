@@ -396,6 +396,7 @@ struct RawText {
     attention_bias: Option<bool>,
     hidden_act: Option<String>,
     use_sliding_window: Option<bool>,
+    attention_dropout: Option<f64>,
     tie_word_embeddings: Option<bool>,
 }
 
@@ -574,6 +575,13 @@ impl TextConfig {
                 key: "use_sliding_window",
                 found: "true".to_owned(),
                 expected: "false, as in the published checkpoints",
+            });
+        }
+        if let Some(found) = raw.attention_dropout.filter(|share| *share != 0.0) {
+            return Err(VlmError::Unsupported {
+                key: "attention_dropout",
+                found: found.to_string(),
+                expected: "0, as in the published checkpoints",
             });
         }
         Ok(Self {

@@ -340,7 +340,7 @@ pub struct GenerationConfig {
 }
 
 /// Keys that change greedy generation, with the values other than null that have no effect.
-const IGNORED: [(&str, &str); 12] = [
+const IGNORED: [(&str, &str); 15] = [
     ("num_beams", "1"),
     ("no_repeat_ngram_size", "0"),
     ("encoder_no_repeat_ngram_size", "0"),
@@ -353,6 +353,9 @@ const IGNORED: [(&str, &str); 12] = [
     ("forced_bos_token_id", "null"),
     ("forced_eos_token_id", "null"),
     ("sequence_bias", "null"),
+    ("stop_strings", "[]"),
+    ("exponential_decay_length_penalty", "null"),
+    ("guidance_scale", "1.0"),
 ];
 
 impl GenerationConfig {

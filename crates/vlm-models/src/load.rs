@@ -634,6 +634,11 @@ pub(crate) fn weights(folder: &Path) -> Result<Vec<Weights>> {
     let (single, index) = (folder.join(SINGLE), folder.join(INDEX));
     // As in transformers: if both exist, the single file was saved into a folder of shards.
     if single.exists() || !index.exists() {
+        if !single.exists() && has_pickled(folder) {
+            let reason = "the weights are in pytorch_model*.bin, which is not read; save them as \
+                          safetensors, with save_pretrained of transformers";
+            return Err(VlmError::file("read", &single)(reason));
+        }
         let source = TensorFile::open(&single)?;
         let tensors = source.tensors();
         return Ok(vec![Weights { source, tensors }]);
@@ -653,6 +658,12 @@ pub(crate) fn weights(folder: &Path) -> Result<Vec<Weights>> {
     shards
         .map(|(shard, names)| indexed(folder.join(shard), &names))
         .collect()
+}
+
+/// True if a folder has weights in the format of older checkpoints.
+fn has_pickled(folder: &Path) -> bool {
+    let mut names = ["pytorch_model.bin", "pytorch_model.bin.index.json"].iter();
+    names.any(|name| folder.join(name).exists())
 }
 
 /// A shard, with its tensors according to the index. It may hold others: stale copies of another

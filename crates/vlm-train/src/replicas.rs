@@ -76,8 +76,11 @@ impl Trainer {
             "run": value(identity),
             "steps": self.steps,
             "optimizer's state": if peers.shards.is_some() { "sharded" } else { "replicated" },
-            "parameters": fingerprint(&parameters.join("\n")),
-            "weights": self.weights_norm()?,
+            // They follow from the options, and are compared after them.
+            "trained": {
+                "parameters": fingerprint(&parameters.join("\n")),
+                "weights": self.weights_norm()?,
+            },
         });
         let all: Vec<Value> = self.hear(own)?;
         let first = all.first().cloned().unwrap_or_default();

@@ -7,7 +7,7 @@
 //! until the server has answered that message.
 
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -151,15 +151,12 @@ fn open(listener: &Socket) {
     let _none = listener;
 }
 
-/// True if a client on this machine is of this process. Where the system does not say (other than
-/// Linux), true as well: each client still shows the token.
-pub(super) fn is_own(client: SocketAddr) -> bool {
-    let SocketAddr::V4(client) = client else {
-        return false;
-    };
+/// True if the client of a connection to `server` on this machine is of this process. Where the
+/// system does not say (other than Linux), true as well: each client still shows the token.
+pub(super) fn is_own(client: SocketAddr, server: SocketAddr) -> bool {
     // A socket may be missing in a table read while others come and go.
     for _ in 0..TABLE_READS {
-        match inode(client) {
+        match inode(client, server) {
             Ok(Some(inode)) => return has_open(&format!("socket:[{inode}]")),
             Ok(None) => std::thread::sleep(Duration::from_millis(1)),
             Err(_) => return true,
@@ -173,15 +170,21 @@ pub(super) fn is_own(client: SocketAddr) -> bool {
     clippy::disallowed_methods,
     reason = "a table of the system, no file that somebody gives"
 )]
-fn inode(client: SocketAddrV4) -> io::Result<Option<String>> {
-    // proc(5): a row of each socket has its address in hexadecimal as second and its inode as tenth
-    // word.
+fn inode(client: SocketAddr, server: SocketAddr) -> io::Result<Option<String>> {
+    // proc(5): a row of each socket has its address and that of the other side in hexadecimal as
+    // second and third, and its inode as tenth word. Connections to several servers may share a
+    // port.
     let sockets = std::fs::read_to_string("/proc/self/net/tcp")?;
-    let address = u32::from_ne_bytes(client.ip().octets());
-    let address = format!("{address:08X}:{:04X}", client.port());
+    let [client, server] = [client, server].map(|address| match address {
+        SocketAddr::V4(address) => {
+            let ip = u32::from_ne_bytes(address.ip().octets());
+            format!("{ip:08X}:{:04X}", address.port())
+        }
+        SocketAddr::V6(_) => String::new(),
+    });
     let rows = sockets.lines().skip(1);
     let mut rows = rows.map(|row| row.split_whitespace().collect::<Vec<_>>());
-    let row = rows.find(|row| row.get(1) == Some(&address.as_str()));
+    let row = rows.find(|row| row.get(1..3) == Some(&[client.as_str(), server.as_str()][..]));
     Ok(row.and_then(|row| row.get(9).map(|inode| (*inode).to_owned())))
 }
 
@@ -199,7 +202,7 @@ fn has_open(target: &str) -> bool {
 pub(super) async fn pass(
     listener: TcpListener,
     server: Inner,
-    may_come: impl Fn(SocketAddr) -> bool,
+    may_come: impl Fn(SocketAddr, SocketAddr) -> bool,
 ) {
     let server = Arc::new(server);
     let openings = Openings::new(OPENING_AT_ONCE);
@@ -208,8 +211,11 @@ pub(super) async fn pass(
         let client = listener.accept().await;
         while connections.try_join_next().is_some() {}
         match client {
-            Ok((_, stranger)) if !may_come(stranger) => {}
             Ok((client, address)) => {
+                let here = client.local_addr();
+                if !here.is_ok_and(|here| may_come(address, here)) {
+                    continue;
+                }
                 let evicted = openings.add(address, |id| {
                     let (server, openings) = (server.clone(), openings.clone());
                     connections.spawn(async move {
@@ -545,11 +551,42 @@ mod tests {
             });
             let missed = (0..1000).filter(|_| {
                 let (client, _server) = pair();
-                !is_own(client.local_addr().expect("bound"))
+                let ends = [client.local_addr(), client.peer_addr()];
+                let [client, server] = ends.map(|end| end.expect("connected"));
+                !is_own(client, server)
             });
             let missed = missed.count();
             over.store(true, std::sync::atomic::Ordering::Relaxed);
             assert_eq!(missed, 0);
         });
+    }
+
+    /// Ports of clients are shared by connections to several servers.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_client_is_found_by_both_ends_of_its_connection() {
+        let listeners = [(); 2].map(|()| {
+            let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+            let address = listener.local_addr().expect("bound");
+            (listener, address)
+        });
+        let shared = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let from = shared.local_addr().expect("bound");
+        drop(shared);
+        let connect = |to: SocketAddr| {
+            let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+            socket.set_reuse_address(true).expect("set");
+            socket.bind(&from.into()).expect("free");
+            socket.connect(&to.into()).expect("it listens");
+            socket
+        };
+        let clients = [connect(listeners[0].1), connect(listeners[1].1)];
+        let inodes = listeners.map(|(_, to)| inode(from, to).expect("a table").expect("a row"));
+        for (client, inode) in clients.iter().zip(&inodes) {
+            let link = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(client));
+            let target = std::fs::read_link(link).expect("a link");
+            assert_eq!(target.as_os_str(), format!("socket:[{inode}]").as_str());
+        }
+        assert!(!is_own(from, SocketAddr::from(([127, 0, 0, 1], 1))));
     }
 }

@@ -147,7 +147,7 @@ pub fn serve<B: BackendIr, E: Error + Send + Sync + 'static>(
             }
         };
         tokio::select! {
-            () = guard::pass(listener, inner, |_| true) => Ok(()),
+            () = guard::pass(listener, inner, |_, _| true) => Ok(()),
             () = stopped => Ok(()),
             error = failed => Err(ServeError::Failed(error.into())),
         }

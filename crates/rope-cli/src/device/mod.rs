@@ -113,6 +113,11 @@ impl fmt::Display for Device {
 }
 
 impl Device {
+    /// True for an NPU of this machine, real or simulated.
+    pub(crate) fn is_npu(&self) -> bool {
+        matches!(self, Self::Ascend(_) | Self::AscendSim(_))
+    }
+
     /// Opens the NPU of this machine that has this name.
     ///
     /// # Errors
@@ -173,8 +178,8 @@ impl TokenArgs {
         match (&self.token_file, device) {
             (None, _) | (_, Device::Remote { .. }) => Ok(()),
             (Some(file), _) => Err(format!(
-                "--token-file {} is for --device remote:URL or --hosts, found --device {device}; \
-                 leave it out",
+                "--token-file {} is for --device remote:URL or several --hosts, found --device \
+                 {device}; leave it out",
                 file.display()
             )),
         }
@@ -195,14 +200,13 @@ impl Team {
     /// # Errors
     /// Those of [`Compute::open`]; a device that is named twice, or NPUs beside others.
     pub(crate) fn open(names: &[Device], token: &TokenArgs) -> Result<Self, Box<dyn Error>> {
-        let is_npu = |name: &&Device| matches!(name, Device::Ascend(_) | Device::AscendSim(_));
         for (index, name) in names.iter().enumerate() {
             // The processor may be several ranks, to try that out.
             if *name != Device::Cpu && names[..index].contains(name) {
                 return Err(format!("--device {name} is named twice; each is one rank").into());
             }
         }
-        let npus = names.iter().filter(is_npu).count();
+        let npus = names.iter().filter(|name| name.is_npu()).count();
         if npus == names.len() {
             let npus = ServedNpu::start(names)?;
             return Ok(Self {

@@ -82,7 +82,7 @@ enum Trained {
 pub(crate) fn run(args: &FinetuneArgs) -> Result<ExitCode, Box<dyn Error>> {
     let args = args.with_variables(|name| std::env::var(name).ok())?;
     let args = args.resolved()?;
-    let config = VlmConfig::from_folder(&args.folder)?;
+    let config = args.position_rule.of(VlmConfig::from_folder(&args.folder)?);
     let args = args.with_trained(&config)?;
     let samples = args.records.samples(Some(&args.labels));
     let encoder = Arc::new(SampleEncoder::from_folder(&args.folder, samples)?);

@@ -13,6 +13,7 @@ use vlm_train::{Identity, LossRule, OptimizerState, Rates, Recipe, Schedule};
 use crate::arguments::{count_in, seed};
 use crate::data::options::{DataFile, LabelArgs, OnFault, RecordArgs, TooLong};
 use crate::device::{Device, TokenArgs};
+use crate::positions::PositionRule;
 
 use super::trained::TrainedArgs;
 
@@ -29,7 +30,7 @@ const HEADINGS: [(&str, &str); 7] = [
     (
         "Data",
         "data val split_validation media format max_tokens too_long on_error max_pixels \
-         video_max_pixels fps train_turns label_rule survey",
+         video_max_pixels fps position_rule train_turns label_rule survey",
     ),
     (
         "Batch",
@@ -98,6 +99,10 @@ pub(crate) struct FinetuneArgs {
     #[command(flatten)]
     #[serde(flatten)]
     pub(super) records: RecordArgs,
+
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub(super) position_rule: PositionRule,
 
     #[command(flatten)]
     #[serde(flatten)]

@@ -9,7 +9,7 @@ use rope_bench::rows::bytes;
 use vlm_train::{Collective, HostSums, Rank, RankGroup, Rendezvous};
 
 use super::{Job, Trained};
-use crate::device::{NpuRanks, Team};
+use crate::device::{self, NpuRanks, Team};
 use crate::stdio::{note, note_if_slow};
 
 /// Trains on the devices that the options name.
@@ -23,15 +23,15 @@ pub(super) fn train(job: Job) -> Result<Trained, Box<dyn Error>> {
             args.token.expect_used(device)?;
         }
     }
-    let team = Team::open(&args.device, &args.token)?;
-    let (devices, npus) = (team.devices().to_vec(), team.npus());
-    if args.hosts > 1 && npus.is_none() {
+    if args.hosts > 1 && !args.device.iter().all(device::Device::is_npu) {
         return Err(
             "several hosts need NPUs (--device ascend:N): the gradients of other devices \
                     are summed in the memory of one process"
                 .into(),
         );
     }
+    let team = Team::open(&args.device, &args.token)?;
+    let (devices, npus) = (team.devices().to_vec(), team.npus());
     let (group, quiet) = (group(&job)?, args.quiet);
     let rank_npus = npus.clone();
     let trained = group.run(move |rank| {

@@ -39,7 +39,8 @@ pub mod tokenizer;
 pub use error::{RecordProblem, Result, TextError};
 pub use expand::{Grid, Grids, MediaStyle, VideoGrid};
 pub use format::{
-    Conversation, DataIndex, DataReader, FileOptions, Format, Message, Part, Role, read,
+    Conversation, Conversations, DataIndex, DataReader, FileOptions, Format, Message, Part, Role,
+    read,
 };
 pub use labels::{EncodeOptions, IGNORED, LabelRule, Overlong, Sample, TextEncoder, Trained};
 pub use template::{ChatTemplate, RenderOptions};
