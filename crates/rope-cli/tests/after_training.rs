@@ -157,6 +157,14 @@ fn wrong_inputs_are_one_clear_error() {
     let whole = fs::read(&record).expect("a record");
     fs::write(&cut, &whole[..whole.len() / 2]).expect("writes");
     let (cut, out) = (cut.display(), at("never"));
+    let pickled = at("pickled");
+    fs::create_dir_all(&pickled).expect("a folder");
+    for entry in fs::read_dir(&base).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        let name = path.file_name().expect("a name").to_string_lossy();
+        let name = name.replace("model.safetensors", "pytorch_model.bin");
+        fs::copy(&path, Path::new(&pickled).join(name)).expect("a file");
+    }
     let own = format!("merge {base} --adapter {adapter}");
     for (arguments, expected) in [
         (
@@ -177,6 +185,10 @@ fn wrong_inputs_are_one_clear_error() {
             format!("merge model --adapter {adapter} --out {out}"),
             "model.safetensors",
         ),
+        (
+            format!("generate {pickled} --prompt A"),
+            "pytorch_model*.bin, which is not read",
+        ),
         (format!("generate {base}"), "--prompt"),
         (
             format!("generate {base} --prompt A --image none.png"),
@@ -184,7 +196,7 @@ fn wrong_inputs_are_one_clear_error() {
         ),
         (
             format!("generate {base} --prompt <image><image>A --image pictures/test_01.png"),
-            "2 marks for images, 1 files",
+            "2 marks <image> for 1 files",
         ),
         (
             format!("generate {base} --prompt A<|im_end|>"),

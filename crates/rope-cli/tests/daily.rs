@@ -696,3 +696,46 @@ fn a_run_that_any_signal_stops_continues_to_the_bit() {
 fn a_run_that_any_signal_stops_continues_to_the_bit_at_any_moment() {
     stop_and_go(30, "many");
 }
+
+/// transformers continues after a video that is longer than wide without its time; the rule for which
+/// the models were designed counts it.
+#[test]
+fn positions_after_a_video_follow_the_named_rule() {
+    let data = folder("daily-positions");
+    let model = data.join("model");
+    std::fs::create_dir_all(&model).expect("a folder");
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");
+    for of in ["models/qwen2_5_vl_tiny", "workflow/qwen2_5_vl"] {
+        for entry in std::fs::read_dir(fixtures.join(of)).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            std::fs::copy(&path, model.join(path.file_name().expect("a name"))).expect("a file");
+        }
+    }
+    let frame = example().join("pictures/train_02.png");
+    let video = json!({
+        "messages": [
+            { "role": "user", "content": "<video>What happens?" },
+            { "role": "assistant", "content": "It changes." },
+        ],
+        "videos": [vec![frame; 16]],
+        "fps": 2.0,
+    });
+    let file = data.join("video.jsonl");
+    std::fs::write(&file, video.to_string()).expect("a file");
+    // examples/record_transformers.py with transformers 5.24.0 gives 6.276228.
+    for (rule, expected) in [("default", 6.259039), ("5.24", 6.276228)] {
+        let out = folder(&format!("daily-positions-{rule}"));
+        let done = Command::new(env!("CARGO_BIN_EXE_mrope"))
+            .arg("finetune")
+            .arg(&model)
+            .args(["--full", "--steps", "1", "--position-rule", rule, "--data"])
+            .arg(&file)
+            .arg("--out")
+            .arg(&out)
+            .output()
+            .expect("the program starts");
+        assert!(done.status.success(), "{}", text(&done.stderr));
+        let loss = log(&out)[0]["loss"].as_f64().expect("a number");
+        assert!((loss - expected).abs() < 3e-6, "{rule}: {loss}");
+    }
+}

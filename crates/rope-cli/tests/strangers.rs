@@ -390,7 +390,7 @@ fn meeting(name: &str, most: usize) {
             std::thread::sleep(Duration::from_millis(20));
         }
         // As many as host 0 hears before the other comes.
-        let flood = Flood::start(to, usize::MAX, from_many, [&[64, 0, 0, 0], &[0xff; 4]]);
+        let flood = Flood::start(to, 2 * most, from_many, [&[64, 0, 0, 0], &[0xff; 4]]);
         while flood.opened() < most && begun.elapsed() < HANG {
             std::thread::sleep(Duration::from_millis(10));
         }

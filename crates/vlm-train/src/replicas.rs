@@ -70,13 +70,14 @@ impl Trainer {
         let parameters = self.parameters.iter();
         let parameters = parameters.map(|p| format!("{} {:?} {:?}", p.name, p.shape, p.dtype));
         let parameters: Vec<String> = parameters.collect();
+        // Objects are compared in the order of their names: first the options, from which the
+        // others follow.
         let own = serde_json::json!({
             "version": env!("CARGO_PKG_VERSION"),
+            "options": value(identity),
             "recipe": value(&self.recipe),
-            "run": value(identity),
             "steps": self.steps,
             "optimizer's state": if peers.shards.is_some() { "sharded" } else { "replicated" },
-            // They follow from the options, and are compared after them.
             "trained": {
                 "parameters": fingerprint(&parameters.join("\n")),
                 "weights": self.weights_norm()?,
