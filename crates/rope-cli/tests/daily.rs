@@ -739,3 +739,21 @@ fn positions_after_a_video_follow_the_named_rule() {
         assert!((loss - expected).abs() < 3e-6, "{rule}: {loss}");
     }
 }
+
+/// A JPEG without its end is a fault of the record, unless the options take what there is.
+#[test]
+fn a_truncated_picture_is_read_as_far_as_it_goes_if_asked() {
+    let out = folder("daily-truncated");
+    let data = folder("daily-truncated-data");
+    std::fs::create_dir_all(&data).expect("a folder");
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/pictures");
+    let whole = std::fs::read(fixtures.join("444.jpg")).expect("a picture");
+    std::fs::write(data.join("cut.jpg"), &whole[..whole.len() * 3 / 4]).expect("a file");
+    std::fs::write(data.join("data.jsonl"), record("cut.jpg", "a square")).expect("a file");
+    let options = format!("--steps 1 --data {}", data.join("data.jsonl").display());
+    let refused = text(&short(&out, &options).stderr);
+    assert!(refused.contains("truncated"), "{refused}");
+    // The survey that named the fault is not believed for other options.
+    let done = short(&out, &format!("{options} --allow-truncated"));
+    assert!(done.status.success(), "{}", text(&done.stderr));
+}

@@ -269,6 +269,68 @@ fn path(name: &str) -> MediaSource {
     MediaSource::Path(Path::new("base").join(name))
 }
 
+/// All tokens but those of pictures, videos and answers that are not trained on.
+#[test]
+fn everything_is_trained_on_but_pads_and_masked_answers() {
+    let rows = json("conversations.json");
+    let conversations = read(fixture("conversations.jsonl"), &FileOptions::default());
+    let conversations = conversations
+        .expect("the file")
+        .map(|one| one.expect("one"));
+    let (mut pictures, mut masked) = (0, 0);
+    for (row, mut conversation) in rows.as_array().expect("rows").iter().zip(conversations) {
+        let folder = family_folder(row["family"].as_str().expect("a family"), "conversations");
+        let encoder = TextEncoder::from_folder(&folder.0).expect("an encoder");
+        let (images, videos) = grids(row);
+        let grids = Grids {
+            images: &images,
+            videos: &videos,
+        };
+        let mut everything = options(LabelRule::Qwen, false);
+        everything.trained = Trained::Everything;
+        for message in &mut conversation.messages {
+            message.loss = None;
+        }
+        let Ok(answers) = encoder.encode(&conversation, grids, &options(LabelRule::Qwen, false))
+        else {
+            continue;
+        };
+        let sample = encoder
+            .encode(&conversation, grids, &everything)
+            .expect("a sample");
+        for (id, label) in sample.input_ids.iter().zip(&sample.labels) {
+            let is_pad = encoder.pads().contains(id);
+            pictures += usize::from(is_pad);
+            assert_eq!(*label, if is_pad { IGNORED } else { *id });
+        }
+        // Only the answers are masked.
+        for message in &mut conversation.messages {
+            message.loss = (message.role == Role::Assistant).then_some(false);
+        }
+        let sample = encoder
+            .encode(&conversation, grids, &everything)
+            .expect("a sample");
+        for ((id, label), answer) in sample
+            .input_ids
+            .iter()
+            .zip(&sample.labels)
+            .zip(&answers.labels)
+        {
+            let is_pad = encoder.pads().contains(id);
+            masked += usize::from(*answer != IGNORED);
+            assert_eq!(
+                *label,
+                if is_pad || *answer != IGNORED {
+                    IGNORED
+                } else {
+                    *id
+                }
+            );
+        }
+    }
+    assert!(pictures > 0 && masked > 100, "{pictures} {masked}");
+}
+
 #[test]
 fn formats_become_the_same_conversation() {
     let expected = one(

@@ -38,6 +38,10 @@ pub(crate) struct RecordArgs {
     #[serde(skip)]
     pub(crate) on_error: OnFault,
 
+    /// Read a truncated JPEG as far as it goes, as Pillow with LOAD_TRUNCATED_IMAGES
+    #[arg(long)]
+    pub(crate) allow_truncated: bool,
+
     /// Largest area of a resized picture in pixels [default: the folder's]
     #[arg(long, value_name = "PIXELS", value_parser = clap::value_parser!(u64).range(1..=1 << 40))]
     pub(crate) max_pixels: Option<u64>,
@@ -56,7 +60,7 @@ pub(crate) struct RecordArgs {
 #[derive(Args, Clone, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct LabelArgs {
-    /// Trained turns of the assistant; `loss` of a message overrides it
+    /// Trained turns; `loss` of a message overrides it
     #[arg(long, value_enum, default_value_t = Turns::All)]
     train_turns: Turns,
 
@@ -87,9 +91,12 @@ pub(crate) enum OnFault {
 #[derive(Clone, Copy, Debug, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 enum Turns {
+    /// Those of the assistant
     All,
-    /// The last one
+    /// The assistant's last one
     Last,
+    /// Prompts as well: all tokens but those of pictures and videos
+    Everything,
 }
 
 #[derive(Clone, Copy, Debug, Serialize, ValueEnum)]
@@ -149,6 +156,7 @@ impl RecordArgs {
             fps: self.fps,
             ..SampleOptions::default()
         };
+        options.read.allow_truncated = self.allow_truncated;
         options.encode.max_tokens = self.max_tokens;
         if self.too_long == TooLong::DropTurns {
             options.encode.overlong = Overlong::DropOldestTurns;
@@ -157,6 +165,7 @@ impl RecordArgs {
             options.encode.trained = match labels.train_turns {
                 Turns::All => Trained::AllTurns,
                 Turns::Last => Trained::LastTurn,
+                Turns::Everything => Trained::Everything,
             };
             options.encode.rule = match labels.label_rule {
                 Rule::Qwen => LabelRule::Qwen,

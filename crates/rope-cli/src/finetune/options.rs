@@ -29,7 +29,7 @@ const ENDLESS: u64 = u64::MAX;
 const HEADINGS: [(&str, &str); 7] = [
     (
         "Data",
-        "data val split_validation media format max_tokens too_long on_error max_pixels \
+        "data val split_validation media format max_tokens too_long on_error allow_truncated max_pixels \
          video_max_pixels fps position_rule train_turns label_rule survey",
     ),
     (

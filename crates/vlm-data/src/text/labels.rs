@@ -49,7 +49,7 @@ pub enum LabelRule {
     Generation,
 }
 
-/// The assistant turns that are trained on. The `loss` of a message overrides this.
+/// The turns that are trained on. The `loss` of a message overrides this.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Trained {
     /// All turns.
@@ -58,6 +58,9 @@ pub enum Trained {
     /// The last turn. With [`LabelRule::Swift`], all turns after the last user message, which
     /// differs if tools were called.
     LastTurn,
+    /// The prompts as well: all tokens but those of pictures and videos, as LLaMA-Factory's
+    /// `train_on_prompt` and ms-swift's `--loss_scale all`.
+    Everything,
 }
 
 /// The treatment of a conversation above the token limit. No turn, and thus no picture, is ever
@@ -512,7 +515,7 @@ impl TextEncoder {
             video_grids.ok_or_else(|| missing("videos", videos.len(), grids.videos.len()))?;
 
         if conversation.plain {
-            return self.encode_plain(conversation, limit);
+            return self.encode_plain(conversation, options.trained, limit);
         }
         let (tools, named) = (conversation.tools.as_ref(), self.tokenizer.named_tokens());
         let rendered = self
@@ -534,7 +537,16 @@ impl TextEncoder {
             .fold(0usize, |sum, run| sum.saturating_add(run - 1));
 
         let (ids, labels) = match purpose {
-            Purpose::Training => self.label(&messages, &padded, options, at_line)?,
+            Purpose::Training => {
+                let (ids, labels) = self.label(&messages, &padded, options, at_line)?;
+                match options.trained {
+                    Trained::Everything => {
+                        let labels = self.all_but(&ids, &labels);
+                        (ids, labels)
+                    }
+                    Trained::AllTurns | Trained::LastTurn => (ids, labels),
+                }
+            }
             Purpose::Prompt => {
                 let ids = self.tokenizer.encode(&padded.text)?;
                 let labels = vec![IGNORED; ids.len()];
@@ -575,7 +587,12 @@ impl TextEncoder {
     ///
     /// # Source
     /// TRL 1.16, `SFTTrainer`: tokens of the prompt, and of prompt and completion together
-    fn encode_plain(&self, conversation: &Conversation, limit: usize) -> Result<Attempt> {
+    fn encode_plain(
+        &self,
+        conversation: &Conversation,
+        trained: Trained,
+        limit: usize,
+    ) -> Result<Attempt> {
         let at_line = |problem: RecordProblem| problem.at(conversation.line);
         let texts: Vec<String> = conversation.messages.iter().map(Message::text).collect();
         let mut text = texts.concat();
@@ -587,7 +604,7 @@ impl TextEncoder {
         if let Some(eos) = eos.next_back().filter(|eos| !text.ends_with(*eos)) {
             text.push_str(eos);
         }
-        let untrained = match prompt.is_empty() {
+        let untrained = match prompt.is_empty() || trained == Trained::Everything {
             true => 0,
             false => self.tokenizer.encode(&prompt)?.len(),
         };
@@ -613,7 +630,19 @@ impl TextEncoder {
         }))
     }
 
-    /// The ids and labels of a rendered text, in which each pad is one token.
+    /// The labels of all tokens but those that have a label, and those of pictures and videos.
+    fn all_but(&self, ids: &[u32], labels: &[i64]) -> Vec<i64> {
+        let pads = [self.ids.image_pad, self.ids.video_pad];
+        let pairs = ids.iter().zip(labels);
+        let label = |(id, label): (&u32, &i64)| match *label == IGNORED && !pads.contains(id) {
+            true => i64::from(*id),
+            false => IGNORED,
+        };
+        pairs.map(label).collect()
+    }
+
+    /// The ids and labels of a rendered text, in which each pad is one token. If everything is
+    /// trained on, the labels are of the answers that are not.
     fn label(
         &self,
         messages: &[Message],
@@ -625,7 +654,16 @@ impl TextEncoder {
             .iter()
             .filter(|message| message.role == Role::Assistant)
             .collect();
-        let trained = trained(messages, options);
+        let chosen = trained(messages, options);
+        let mut trained = chosen.clone();
+        if options.trained == Trained::Everything {
+            for train in &mut trained {
+                *train = match train {
+                    Train::All => Train::None,
+                    Train::End | Train::None => Train::All,
+                };
+            }
+        }
         match options.rule {
             LabelRule::Generation => {
                 if !self.template.has_generation() {
@@ -641,7 +679,7 @@ impl TextEncoder {
                     Ok(turns)
                 });
                 let turns = turns.map_err(&at_line)?;
-                expect_answers(messages, &padded.text, &turns, &trained).map_err(at_line)?;
+                expect_answers(messages, &padded.text, &turns, &chosen).map_err(at_line)?;
                 match self.chat {
                     Chat::ChatMl => self.label_chatml(&padded.text, &turns, &trained, rule),
                     Chat::Glm => self.label_glm(&padded.text, &turns, &trained, rule),
@@ -830,7 +868,7 @@ fn trained(messages: &[Message], options: &EncodeOptions) -> Vec<Train> {
     answers
         .map(|(index, message)| {
             let chosen = match (options.trained, options.rule) {
-                (Trained::AllTurns, _) => true,
+                (Trained::AllTurns | Trained::Everything, _) => true,
                 (Trained::LastTurn, LabelRule::Swift) => Some(index) > last_user,
                 (Trained::LastTurn, _) => Some(index) == last_answer,
             };

@@ -17,6 +17,9 @@ const ALLOWED: [(&str, [f64; 4]); 3] = [
 ];
 /// The factor of a model with states, which amplify rounding from token to token.
 const STATES: f64 = 4.0;
+/// Of fewer elements of a larger gradient, the largest decide: the allowance grows as the error of
+/// their norm.
+const FEW: f64 = 256.0;
 /// Norms below this share of the median of their stage are rounding of larger ones.
 const FLOOR: f64 = 1e-4;
 
@@ -242,19 +245,22 @@ impl<'a> Facts<'a> {
         for ((stage, name), pairs) in &self.pairs {
             let squares = pairs.values().map(Pair::squares);
             let (apart, size) = squares.fold((0.0, 0.0), |(a, b), (c, d)| (a + c, b + d));
-            let count = pairs
-                .values()
-                .map(|pair| pair.elements().count())
-                .sum::<usize>()
-                .max(1);
+            let counts = pairs.values().map(|pair| pair.elements().count());
+            let count = counts.sum::<usize>().max(1);
+            let shapes = pairs.values().map(|pair| pair.shape);
+            let all: usize = shapes.map(|shape| shape.iter().product::<usize>()).sum();
+            let few = match stage {
+                Stage::Backward if count < all => (FEW / count as f64).sqrt().max(1.0),
+                _ => 1.0,
+            };
             sizes.entry(*stage).or_default().push(size / count as f64);
-            found.push((*stage, name, apart, size, count));
+            found.push((*stage, name, apart, size, count, few));
         }
         for sizes in sizes.values_mut() {
             sizes.sort_by(f64::total_cmp);
         }
         let mut rows: Vec<Row> = Vec::with_capacity(found.len());
-        for (stage, name, apart, size, count) in found {
+        for (stage, name, apart, size, count, few) in found {
             let sizes = &sizes[&stage];
             let median = sizes[sizes.len() / 2] * count as f64;
             let size = size.max(median * FLOOR * FLOOR).sqrt();
@@ -267,7 +273,7 @@ impl<'a> Facts<'a> {
                 name: name.clone(),
                 layer: layer(stage, name),
                 difference,
-                allowed: self.allowed(stage),
+                allowed: self.allowed(stage) * few,
             });
         }
         rows.sort_by_key(|row| (row.stage, rank(row.stage, &row.name), row.name.clone()));
