@@ -35,6 +35,8 @@ const BACKLOG: i32 = 1024;
 const BUFFER_BYTES: usize = 256 << 10;
 /// Reads of the system's table of sockets before a client counts as of another process.
 const TABLE_READS: usize = 20;
+/// Time for the server to drop the tensors of a session that has ended.
+const DROPPING: Duration = Duration::from_secs(1);
 const SESSIONS: &str = "GET /session HTTP/1.1";
 /// The first byte of a binary frame that holds a whole message (RFC 6455, section 5.2).
 const WHOLE_BINARY: u8 = 0x82;
@@ -265,6 +267,18 @@ async fn connection(
             "client {address} left after {:.0} s",
             since.elapsed().as_secs_f64()
         );
+        sleep(DROPPING).await;
+        give_memory_back();
+    }
+}
+
+/// Returns freed memory to the system. glibc keeps the peak of each thread that ever had a session.
+#[allow(unsafe_code, reason = "a call of C")]
+fn give_memory_back() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: it takes no pointer, and any thread may call it at any time (malloc_trim(3)).
+    unsafe {
+        libc::malloc_trim(0);
     }
 }
 

@@ -267,7 +267,7 @@ impl Surveys {
     }
 }
 
-/// Reads all records, behind a bar.
+/// Reads all records and shows progress.
 fn read(
     set: &DataSet,
     name: &str,

@@ -17,9 +17,6 @@ const ALLOWED: [(&str, [f64; 4]); 3] = [
 ];
 /// The factor of a model with states, which amplify rounding from token to token.
 const STATES: f64 = 4.0;
-/// Of fewer elements of a larger gradient, the largest decide: the allowance grows as the error of
-/// their norm.
-const FEW: f64 = 256.0;
 /// Norms below this share of the median of their stage are rounding of larger ones.
 const FLOOR: f64 = 1e-4;
 
@@ -247,20 +244,14 @@ impl<'a> Facts<'a> {
             let (apart, size) = squares.fold((0.0, 0.0), |(a, b), (c, d)| (a + c, b + d));
             let counts = pairs.values().map(|pair| pair.elements().count());
             let count = counts.sum::<usize>().max(1);
-            let shapes = pairs.values().map(|pair| pair.shape);
-            let all: usize = shapes.map(|shape| shape.iter().product::<usize>()).sum();
-            let few = match stage {
-                Stage::Backward if count < all => (FEW / count as f64).sqrt().max(1.0),
-                _ => 1.0,
-            };
             sizes.entry(*stage).or_default().push(size / count as f64);
-            found.push((*stage, name, apart, size, count, few));
+            found.push((*stage, name, apart, size, count));
         }
         for sizes in sizes.values_mut() {
             sizes.sort_by(f64::total_cmp);
         }
         let mut rows: Vec<Row> = Vec::with_capacity(found.len());
-        for (stage, name, apart, size, count, few) in found {
+        for (stage, name, apart, size, count) in found {
             let sizes = &sizes[&stage];
             let median = sizes[sizes.len() / 2] * count as f64;
             let size = size.max(median * FLOOR * FLOOR).sqrt();
@@ -273,7 +264,7 @@ impl<'a> Facts<'a> {
                 name: name.clone(),
                 layer: layer(stage, name),
                 difference,
-                allowed: self.allowed(stage) * few,
+                allowed: self.allowed(stage),
             });
         }
         rows.sort_by_key(|row| (row.stage, rank(row.stage, &row.name), row.name.clone()));

@@ -45,7 +45,7 @@ fn fault(reason: impl Into<String>) -> VlmDataError {
     }
 }
 
-/// Decodes the picture behind a header to RGB, `[height, width, 3]`.
+/// Decodes the picture that follows a header to RGB, `[height, width, 3]`.
 ///
 /// # Errors
 /// [`VlmDataError::Decode`] for damage that libjpeg-turbo does not accept, and for a truncated file

@@ -17,7 +17,7 @@ const MAX_UNIT_BLOCKS: usize = 10;
 /// its blocks. Encoders write about ten scans.
 const VISITS: usize = 1 << 26;
 const VISITS_PER_BLOCK: usize = 16;
-/// Bytes behind the last unit that stand for a last marker, as Pillow's decoder is content then.
+/// Bytes after the last unit that Pillow's decoder takes for an end without its marker.
 const SPARE_BYTES: usize = 8;
 
 type Block = [i16; BLOCK];

@@ -118,17 +118,20 @@ fn role(name: &str, is_sharegpt: bool, index: usize) -> Result<(Role, bool)> {
     })
 }
 
+/// The keys that state whether a message is trained on.
+const LOSS: [&str; 6] = [
+    "loss",
+    "train",
+    "training",
+    "weight",
+    "loss_scale",
+    "loss_weight",
+];
+
 /// Whether the message is trained on, by whichever key states it.
 fn loss(item: &Json, key: &str, role: Role) -> Result<Option<bool>> {
     let mut stated = None;
-    for name in [
-        "loss",
-        "train",
-        "training",
-        "weight",
-        "loss_scale",
-        "loss_weight",
-    ] {
+    for name in LOSS {
         let Some(value) = item.get(name) else {
             continue;
         };
@@ -165,19 +168,7 @@ fn loss(item: &Json, key: &str, role: Role) -> Result<Option<bool>> {
 
 /// The keys for the chat template.
 fn extras(item: &Json, key: &str, message: &mut Message) -> Result<()> {
-    const OWN: [&str; 11] = [
-        "role",
-        "content",
-        "from",
-        "value",
-        "loss",
-        "train",
-        "training",
-        "weight",
-        "loss_scale",
-        "loss_weight",
-        "function_call",
-    ];
+    const OWN: [&str; 5] = ["role", "content", "from", "value", "function_call"];
     let Json::Object(pairs) = item else {
         return Ok(());
     };
@@ -186,7 +177,7 @@ fn extras(item: &Json, key: &str, message: &mut Message) -> Result<()> {
     }
     // As transformers does, null is no value.
     for (name, value) in pairs.iter().filter(|(_, value)| *value != Json::Null) {
-        if !OWN.contains(&name.as_str()) {
+        if !OWN.iter().chain(&LOSS).any(|own| own == name) {
             message.add(name, value.clone());
         }
     }
