@@ -320,7 +320,7 @@ fn flooded(name: &str, most: usize) {
     for from_many in [false, true] {
         let flood = Flood::start(address(&served), most, from_many, OF_SERVER);
         let begun = Instant::now();
-        let limit = Duration::from_secs(60);
+        let limit = patience(most);
         let (runs, longest) = train(&served, || flood.opened() < most && begun.elapsed() < limit);
         println!(
             "{} strangers, from {}: {runs} runs, the longest {longest:?}; {:?}, before {before:?}",
@@ -354,12 +354,18 @@ fn honest_clients_train_through_20_000_strangers_of_each_address() {
     flooded("flooded-long", 20_000);
 }
 
+/// More time than so many strangers take on a busy machine.
+fn patience(strangers: usize) -> Duration {
+    Duration::from_secs(60) + Duration::from_millis(20) * strangers as u32
+}
+
 /// Two hosts meet and train while strangers of the same address, or of many, call the rendezvous.
 fn meeting(name: &str, most: usize) {
     let token = fresh(&format!("{name}.token"));
     let made = mrope_token(&token);
     assert!(made, "a token");
     let shapes = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/shapes");
+    let patience = patience(most);
     for from_many in [false, true] {
         let to = free_address();
         let out = fresh(name).display().to_string();
@@ -377,7 +383,8 @@ fn meeting(name: &str, most: usize) {
                     "--quiet",
                 ])
                 .args(["--out", &out, "--hosts", "2", "--host", &number.to_string()])
-                .args(["--rendezvous", &to.to_string(), "--rank-timeout", "60"])
+                .args(["--rendezvous", &to.to_string(), "--rank-timeout"])
+                .arg(patience.as_secs().to_string())
                 .args(["--token-file", &token.display().to_string()])
                 .stdout(Stdio::null())
                 .stderr(Stdio::piped())
@@ -386,12 +393,12 @@ fn meeting(name: &str, most: usize) {
         };
         let mut first = host(0);
         let begun = Instant::now();
-        while TcpStream::connect(to).is_err() && begun.elapsed() < HANG {
+        while TcpStream::connect(to).is_err() && begun.elapsed() < patience {
             std::thread::sleep(Duration::from_millis(20));
         }
         // As many as host 0 hears before the other comes.
         let flood = Flood::start(to, 2 * most, from_many, [&[64, 0, 0, 0], &[0xff; 4]]);
-        while flood.opened() < most && begun.elapsed() < HANG {
+        while flood.opened() < most && begun.elapsed() < patience {
             std::thread::sleep(Duration::from_millis(10));
         }
         let held = size(first.0.id());
