@@ -354,7 +354,7 @@ fn honest_clients_train_through_20_000_strangers_of_each_address() {
     flooded("flooded-long", 20_000);
 }
 
-/// More time than so many strangers take on a busy machine.
+/// The time limit of a test with this many strangers, on a busy machine.
 fn patience(strangers: usize) -> Duration {
     Duration::from_secs(60) + Duration::from_millis(20) * strangers as u32
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 
 use super::reference::{digest, expected, fixtures, merged, model, records, round, tensors};
-use super::{ALL_DATA, Cell, Outcome};
+use super::{Cell, Outcome};
 use crate::program::{command, objects, text};
 
 const WHOLE: &str = "--full --parts tower,merger,decoder";
@@ -18,18 +18,17 @@ const STEPS: usize = 4;
 /// Steps that a loss scale of 65,536 may cost before it is small enough for a family in f16.
 const SKIPPED: [(&str, usize); 1] = [("qwen3_5", 8)];
 /// Rows of a family, whose states amplify rounding, and of all others (no name): precision; the
-/// largest relative differences of losses and of norms; margins of greedy tokens, relative to the
-/// largest logit, that rounding may reverse.
-const BOUNDS: [(&str, &str, [f64; 3]); 5] = [
-    ("qwen3_5", "f32", [5e-6, 3e-4, 0.0]),
-    ("qwen3_5", "bf16", [5e-3, 5e-2, 3e-2]),
-    ("", "f32", [5e-6, 1e-4, 0.0]),
-    ("", "bf16", [5e-3, 2e-2, 1.5e-2]),
-    ("", "f16", [1e-3, 5e-3, 2e-3]),
+/// largest relative differences of losses, of the first norm, and of all norms; margins of greedy
+/// tokens, relative to the largest logit, that rounding may reverse. Updates amplify rounding: the
+/// norms of Qwen3.5 in torch differ by up to 1.0 between bf16 and f32, so its first norm is the check.
+const BOUNDS: [(&str, &str, [f64; 4]); 6] = [
+    ("qwen3_5", "f32", [5e-6, 1e-5, 3e-4, 0.0]),
+    ("qwen3_5", "bf16", [1e-2, 5e-2, 1.0, 3e-2]),
+    ("qwen3_5", "f16", [1e-3, 5e-3, 8e-2, 2e-3]),
+    ("", "f32", [5e-6, 5e-6, 1e-4, 0.0]),
+    ("", "bf16", [5e-3, 2e-2, 2e-2, 1.5e-2]),
+    ("", "f16", [1e-3, 5e-3, 5e-3, 2e-3]),
 ];
-/// Updates amplify rounding: after the first step torch's own curves in 16 bits and in f32 may be
-/// further apart than the bounds, and ours from torch's by so many times their difference.
-const OWN: f64 = 2.0;
 /// Planned and counted peaks differ at most so much.
 const PLANNED: f64 = 0.05;
 /// The factor between the tiny models and those whose memory is counted.
@@ -82,7 +81,7 @@ fn skipped(cell: &Cell) -> usize {
         .map_or(0, |(_, steps)| *steps)
 }
 
-fn bounds(cell: &Cell) -> [f64; 3] {
+fn bounds(cell: &Cell) -> [f64; 4] {
     let row = BOUNDS.iter().find(|(family, precision, _)| {
         *precision == cell.precision && (family.is_empty() || *family == cell.family)
     });
@@ -147,36 +146,19 @@ fn train(cell: &Cell, mode: &str, options: &str) -> Result<Outcome, String> {
         known.push(curve["validation"].clone());
     }
     assert_eq!(found.len(), known.len());
-    let [of_first_loss, of_first_norm, _] = bounds(cell);
-    let of_loss = of_first_loss.max(OWN * own_difference(cell, mode, "losses"));
-    let of_norm = of_first_norm.max(OWN * own_difference(cell, mode, "norms"));
+    let [loss_bound, first_bound, norm_bound, _] = bounds(cell);
     let (norms, known_norms) = (column("gradient_norm"), numbers("norms"));
-    let (first_loss, loss) = (apart(&found[..1], &known), apart(&found, &known));
-    let (first_norm, norm) = (
+    let loss = apart(&found, &known);
+    let (first, norm) = (
         apart(&norms[..1], &known_norms),
         apart(&norms, &known_norms),
     );
     Ok(Outcome {
-        value: format!(
-            "loss {first_loss:.1e} to {loss:.1e}, norm {first_norm:.1e} to {norm:.1e} apart"
-        ),
+        value: format!("loss {loss:.1e}, first norm {first:.1e}, norm {norm:.1e} apart"),
         reference: "transformers, PEFT, torch",
-        bound: format!(
-            "{of_first_loss:.0e} to {of_loss:.0e}, {of_first_norm:.0e} to {of_norm:.0e}"
-        ),
-        holds: first_loss < of_first_loss
-            && first_norm < of_first_norm
-            && loss < of_loss
-            && norm < of_norm,
+        bound: format!("{loss_bound:.0e}, {first_bound:.0e}, {norm_bound:.0e}"),
+        holds: loss < loss_bound && first < first_bound && norm < norm_bound,
     })
-}
-
-/// The largest difference of torch's curves in the cell's precision from those in f32, over all data.
-fn own_difference(cell: &Cell, mode: &str, name: &str) -> f64 {
-    let curves = ALL_DATA.map(|data| &expected(cell, "curves")[data][mode]);
-    let numbers = |curve: &Value| curve[name].as_array().expect("numbers").clone();
-    let own = curves.map(|of| apart(&numbers(&of[cell.precision]), &numbers(&of["f32"])));
-    own.into_iter().fold(0.0, f64::max)
 }
 
 /// More heads and channels, of the same size each.

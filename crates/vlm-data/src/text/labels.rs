@@ -58,8 +58,7 @@ pub enum Trained {
     /// The last turn. With [`LabelRule::Swift`], all turns after the last user message, which
     /// differs if tools were called.
     LastTurn,
-    /// The prompts as well: all tokens but those of pictures and videos, as LLaMA-Factory's
-    /// `train_on_prompt` and ms-swift's `--loss_scale all`.
+    /// The prompts as well: all tokens but those of pictures and videos.
     Everything,
 }
 

@@ -405,7 +405,7 @@ impl Client {
         self.changed_end.notify_all();
     }
 
-    /// The server ends with this process: waits until it has told the other processes.
+    /// Waits until the server has told the other processes, because it ends with this process.
     fn wait_for_server(&self) {
         let ended = lock(&self.ended);
         if self.has_server {

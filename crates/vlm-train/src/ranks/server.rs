@@ -156,7 +156,7 @@ impl Server {
     }
 
     fn send_all(&self, message: &Message) {
-        // Last to host 0, which may end with this server.
+        // Host 0 comes last, because its process may end, and this server with it.
         for host in lock(&self.state).by_number.values_mut().rev() {
             // The thread that reads from a host notices if it is gone.
             let _ = host.out.send(message);
@@ -335,7 +335,7 @@ fn fail(state: &mut Hosts, failure: RankFailure) {
     }
     let RankFailure { rank, cause } = failure.clone();
     state.failure = Some(failure);
-    // Last to host 0, which may end with this server.
+    // Host 0 comes last, because its process may end, and this server with it.
     for host in state.by_number.values_mut().rev() {
         let cause = cause.clone();
         let _ = host.out.send(&Message::Failed { rank, cause });
