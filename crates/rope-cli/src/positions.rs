@@ -82,7 +82,7 @@ pub(crate) enum Version {
     /// transformers 4.57
     #[value(name = "4.57", alias = "4.57.6")]
     V4_57,
-    /// transformers 5.23
+    /// transformers 5.23 and 5.24
     #[value(name = "5.23", aliases = ["5.23.0", "5.24", "5.24.0"])]
     V5_23,
 }
