@@ -231,7 +231,7 @@ pub(super) struct Types {
 }
 
 /// Bytes of an operation's nodes and shapes, with those of the reshapes around it, as measured.
-const OF_OPERATION: usize = 1300;
+const OF_OPERATION: usize = 800;
 
 /// A run over a micro-batch.
 pub(super) struct Run {
