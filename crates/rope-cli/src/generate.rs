@@ -14,11 +14,9 @@ use vlm_models::{GenerateOptions, GenerationConfig, Sampling, Vlm, VlmConfig};
 use vlm_train::{before_stop, stop_tokens};
 
 use crate::arguments::{MAX_TOKENS, count_in, seed};
-use crate::data::options::RecordArgs;
 use crate::device::{Compute, Device, TokenArgs};
-use crate::finetune::Precision;
-use crate::positions::PositionRule;
 use crate::stdio::{note, plain, stdout};
+use vlm_train::job::{PositionRule, Precision, RecordOptions};
 
 /// The character that a decoder puts in the place of bytes that are no text yet.
 const UNFINISHED: char = '\u{fffd}';
@@ -114,7 +112,7 @@ pub(crate) struct GenerateArgs {
     precision: Precision,
 
     #[command(flatten)]
-    records: RecordArgs,
+    records: RecordOptions,
 
     #[command(flatten)]
     position_rule: PositionRule,

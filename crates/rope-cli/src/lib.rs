@@ -202,7 +202,7 @@ pub fn main() -> ExitCode {
     if args.len() < 2 {
         args.push("train".into());
     }
-    let mut command = parser(Cli::command()).mut_subcommand("finetune", finetune::headed);
+    let mut command = parser(Cli::command());
     let args = match finetune::file::with_file(&command, args) {
         Ok(args) => args,
         Err(error) => {
@@ -254,6 +254,7 @@ fn parser(command: clap::Command) -> clap::Command {
             arg.allow_negative_numbers(takes_value)
         })
         .disable_help_flag(true)
+        .next_help_heading(None::<&str>)
         .arg(clap::arg!(help: -h --help "Print help").action(clap::ArgAction::HelpShort))
         .before_help(about.unwrap_or_default())
         .help_template("{before-help}{usage-heading} {usage}\n\n{all-args}{after-help}")

@@ -7,11 +7,11 @@ use std::error::Error;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use clap::{Args, ValueEnum};
-use rope_core::position_ids::{Compatibility, PositionIds, PositionRules, TokenIds};
+use clap::Args;
+use rope_core::position_ids::{PositionIds, PositionRules, TokenIds};
 use serde::Serialize;
 use serde_json::Number;
-use vlm_models::VlmConfig;
+use vlm_train::job::Version;
 
 use self::prompt::{Description, ExpandedPrompt, Segment, Span};
 use crate::arguments::count_in;
@@ -70,46 +70,6 @@ impl PositionsArgs {
                 path.display()
             )),
             None => Ok(()),
-        }
-    }
-}
-
-/// The rule or release whose ids are computed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
-pub(crate) enum Version {
-    /// The rule by which the models were designed
-    Default,
-    /// transformers 4.57
-    #[value(name = "4.57", alias = "4.57.6")]
-    V4_57,
-    /// transformers 5.23 and 5.24
-    #[value(name = "5.23", aliases = ["5.23.0", "5.24", "5.24.0"])]
-    V5_23,
-}
-
-/// The rule of position ids of a model.
-#[derive(Args, Clone, Copy, Debug, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) struct PositionRule {
-    /// Rule of position ids: as designed, or as a release of transformers computes them, which
-    /// differs after a video, to continue a run of that release
-    #[arg(long, value_enum, default_value_t = Version::Default)]
-    position_rule: Version,
-}
-
-impl PositionRule {
-    /// A model's configuration with this rule.
-    pub(crate) fn of(self, config: VlmConfig) -> VlmConfig {
-        config.with_compatibility(self.position_rule.into())
-    }
-}
-
-impl From<Version> for Compatibility {
-    fn from(version: Version) -> Self {
-        match version {
-            Version::Default => Self::Exact,
-            Version::V4_57 => Self::Transformers4_57,
-            Version::V5_23 => Self::Transformers5_23,
         }
     }
 }

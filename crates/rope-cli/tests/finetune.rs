@@ -311,7 +311,7 @@ fn a_plan_needs_no_weights_and_says_what_fits() {
     let shown = text(&done.stdout);
     assert!(done.status.success(), "{}", text(&done.stderr));
     let most = shown
-        .split("at most ")
+        .split("micro-batches of at most ")
         .nth(1)
         .and_then(|rest| rest.split(' ').next());
     let most: usize = most.and_then(|most| most.parse().ok()).expect("a number");

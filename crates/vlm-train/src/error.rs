@@ -23,6 +23,12 @@ pub enum VlmTrainError {
         /// The error.
         source: VlmDataError,
     },
+    /// A data file or a record that cannot be read.
+    #[error(transparent)]
+    Records(#[from] VlmDataError),
+    /// Options of a run that contradict each other, the model or the data.
+    #[error("{0}")]
+    Options(String),
     /// Data that end before the last step.
     #[error("the data end after {step} of {steps} steps; raise the number of epochs")]
     NoData {

@@ -1,9 +1,6 @@
-//! Fine-tunes the models of `vlm-models`.
+#![doc = include_str!("../README.md")]
 //!
-//! [`Trainer`] takes steps over batches that `vlm-data` builds and cuts into micro-batches. The
-//! loss of a step is the sum over all labelled tokens of the whole batch divided by their number,
-//! so neither the loss nor the update depends on the cut. [`run()`] is the loop around it:
-//! checkpoints, log, validation.
+//! ## Modules
 //!
 //! | module | contents |
 //! |---|---|
@@ -26,6 +23,7 @@
 //! | [`compare`] | two such files: their first difference and its likely cause |
 //! | `ranks` | several devices and hosts: messages between ranks, and sums over them |
 //! | `run` | the loop |
+//! | [`job`] | a run as a call: options, data, model, devices, result |
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "test code"))]
 
 mod adapter;
@@ -35,6 +33,7 @@ mod checkpoint;
 pub mod compare;
 mod error;
 mod folder;
+pub mod job;
 mod log;
 mod loss_scale;
 mod optimizer;

@@ -6,6 +6,7 @@
 mod common;
 mod compare;
 mod generation;
+mod job;
 mod lazy;
 mod parts;
 mod precision;

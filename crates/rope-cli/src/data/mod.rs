@@ -1,7 +1,6 @@
 //! `mrope data`: training data, before a model is trained on them.
 
 mod lengths;
-pub(crate) mod options;
 mod page;
 mod report;
 
@@ -20,10 +19,10 @@ use vlm_data::check::{CheckOptions, DataReport, Severity, check_data};
 use vlm_data::text::TextError;
 use vlm_data::text::format::Conversations;
 
-use self::options::{LabelArgs, OnFault, RecordArgs, TooLong};
 use self::report::Checked;
 use crate::arguments::count_in;
 use crate::stdio::{note, stdout};
+use vlm_train::job::{Faulty, LabelOptions, RecordOptions, TooLong};
 
 const FORMAT: &str = include_str!("format.txt");
 const LENGTHS: &str = "lengths.svg";
@@ -61,9 +60,9 @@ struct CheckArgs {
     #[arg(long, value_name = "FOLDER", value_hint = ValueHint::DirPath)]
     model: PathBuf,
     #[command(flatten)]
-    records: RecordArgs,
+    records: RecordOptions,
     #[command(flatten)]
-    labels: LabelArgs,
+    labels: LabelOptions,
     /// Read only the headers of pictures: faster, but misses damage after them.
     #[arg(long)]
     headers: bool,
@@ -116,7 +115,7 @@ pub(crate) fn run(args: &DataArgs) -> Result<ExitCode, Box<dyn Error>> {
     out.flush()?;
     let is_left_out = |kind: &str| {
         let records = &args.records;
-        records.on_error == OnFault::Skip || (records.too_long == TooLong::Skip && kind == TOO_LONG)
+        records.on_error == Faulty::Skip || (records.too_long == TooLong::Skip && kind == TOO_LONG)
     };
     Ok(
         match report

@@ -11,18 +11,21 @@ use std::error::Error;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::{Arc, Mutex};
 
 use burn::backend::ExecutionError;
 use burn::tensor::Device as BurnDevice;
 use clap::{Args, ValueEnum};
 use rope_ascend::AscendError;
 use rope_ascend::rope::Npu;
+use rope_ascend::safe::Traffic;
 use rope_bench::rows::bytes;
 use rope_check::ascend;
 use serde::Serialize;
+use vlm_train::job::Team;
+use vlm_train::{Collective, HostSums, Rank, VlmTrainError};
 
-pub(crate) use self::served::NpuRanks;
-use self::served::ServedNpu;
+use self::served::{NpuRanks, ServedNpu};
 use crate::gpu;
 use crate::memory::resident;
 
@@ -187,14 +190,14 @@ impl TokenArgs {
 }
 
 /// The devices of a run with a rank for each, open until this is dropped.
-pub(crate) struct Team {
+pub(crate) struct Devices {
     devices: Vec<BurnDevice>,
-    npus: Option<ServedNpu>,
-    /// Those that are no NPUs, kept open.
-    _others: Vec<Compute>,
+    npus: Option<NpuRanks>,
+    /// Kept open; one thread closes them.
+    _open: Mutex<(Option<ServedNpu>, Vec<Compute>)>,
 }
 
-impl Team {
+impl Devices {
     /// Opens the devices: all of them NPUs of this machine, or none.
     ///
     /// # Errors
@@ -211,8 +214,8 @@ impl Team {
             let npus = ServedNpu::start(names)?;
             return Ok(Self {
                 devices: npus.devices(),
-                npus: Some(npus),
-                _others: Vec::new(),
+                npus: Some(npus.ranks()),
+                _open: Mutex::new((Some(npus), Vec::new())),
             });
         }
         if npus > 0 {
@@ -223,18 +226,49 @@ impl Team {
         Ok(Self {
             devices: others.iter().map(|one| one.device().clone()).collect(),
             npus: None,
-            _others: others,
+            _open: Mutex::new((None, others)),
         })
     }
 
-    /// The devices, without autodiff.
-    pub(crate) fn devices(&self) -> &[BurnDevice] {
+    /// The traffic of each NPU's collectives, and true if they add in a fixed order; `None` for
+    /// other devices.
+    pub(crate) fn traffic(&self) -> Option<(Traffic, bool)> {
+        self.npus.as_ref().map(NpuRanks::traffic)
+    }
+}
+
+impl fmt::Debug for Devices {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(&self.devices).finish()
+    }
+}
+
+impl Team for Devices {
+    fn devices(&self) -> &[BurnDevice] {
         &self.devices
     }
 
-    /// The devices as ranks, if they are NPUs of this machine.
-    pub(crate) fn npus(&self) -> Option<NpuRanks> {
-        self.npus.as_ref().map(ServedNpu::ranks)
+    /// NPUs sum by their collectives, others through the memory of the host.
+    fn join(&self, rank: &Rank) -> vlm_train::Result<Arc<dyn Collective>> {
+        let Some(npus) = &self.npus else {
+            return Ok(Arc::new(HostSums(rank.clone())));
+        };
+        let failed = |error: AscendError| VlmTrainError::Rank {
+            rank: rank.rank(),
+            cause: error.to_string(),
+        };
+        let root = match rank.rank() {
+            0 => npus.root_info().map_err(failed)?,
+            _ => Vec::new(),
+        };
+        let roots = rank.exchange(root)?;
+        let first = rank.rank() - rank.local();
+        // One thread joins for all NPUs of the process.
+        if rank.local() == 0 {
+            npus.join(first, rank.ranks(), &roots[0]).map_err(failed)?;
+        }
+        rank.exchange(Vec::new())?;
+        Ok(npus.collective(first, rank.ranks(), &self.devices))
     }
 }
 

@@ -1,11 +1,11 @@
 //! The memory of a step: planned before, counted while the run goes.
 
-use std::cell::RefCell;
 use std::error::Error;
 use std::io::Write;
 
 use rope_bench::rows::bytes;
-use vlm_data::{DataSet, GlobalBatch, Loader, SampleEncoder, TrainingSample};
+use vlm_data::GlobalBatch;
+use vlm_train::job::Finetune;
 use vlm_train::{MemoryPlan, MicroShape, StepMemory};
 
 use super::options::FinetuneArgs;
@@ -14,35 +14,21 @@ use crate::stdio::{note, stdout};
 use crate::table::Table;
 use crate::{ALLOCATOR, memory};
 
-/// Records that the shares of patches and labels are taken from.
-const LOOKED_AT: usize = 1000;
-
 /// Prints what a step takes, and the most tokens that fit.
-pub(super) fn print(
-    args: &FinetuneArgs,
-    plan: &MemoryPlan,
-    encoder: &SampleEncoder,
-    data: &DataSet,
-) -> Result<(), Box<dyn Error>> {
-    let (mut all, mut longest) = (MicroShape::default(), 0);
-    let mut reader = data.reader();
-    for record in 0..data.len().min(LOOKED_AT) {
-        let shape = sample_shape(&encoder.measure(&reader.read(record)?)?);
-        longest = longest.max(shape.tokens);
-        all.tokens += shape.tokens;
-        all.patches += shape.patches;
-        all.labelled += shape.labelled;
-        all.sequences += 1;
-    }
-    let batch_tokens = args
+pub(super) fn print(args: &FinetuneArgs, run: &Finetune) -> Result<(), Box<dyn Error>> {
+    let options = run.options();
+    let (plan, (all, longest)) = (run.plan()?, run.measure()?);
+    let batch = &options.batch;
+    let batch_tokens = batch
         .batch_tokens
-        .unwrap_or_else(|| args.batch.saturating_mul(longest));
-    let shape = all.with_tokens(args.micro_tokens.min(batch_tokens));
-    let plan = &plan.clone().with_pictures(all.patches > 0);
+        .unwrap_or_else(|| batch.batch.saturating_mul(longest));
+    let shape = all.with_tokens(batch.micro_tokens.min(batch_tokens));
+    let plan = plan.with_pictures(all.patches > 0);
     let mut step = plan.step(shape);
-    let record = args
+    let record = options
+        .output
         .record_step
-        .map_or(0, |_| plan.record(shape.patches, args.batch));
+        .map_or(0, |_| plan.record(shape.patches, batch.batch));
     let others = [
         ("HCCL's buffers", args.hccl_bytes()),
         ("the record", record),
@@ -50,9 +36,9 @@ pub(super) fn print(
     let besides: usize = others.iter().map(|(_, bytes)| bytes).sum();
     step.held
         .extend(others.iter().filter(|(_, bytes)| *bytes > 0));
-    let ahead = args.loader_options().ahead_bytes;
+    let ahead = options.loader_options().ahead_bytes;
     let mut beside = vec![("at most, beside it", "prefetched samples", ahead)];
-    if !args.val.is_empty() || args.split_validation.is_some() {
+    if options.validates() {
         let validation = plan.validation(shape).peak();
         beside.push(("instead of a step", "a validation", validation));
     }
@@ -81,18 +67,6 @@ pub(super) fn print(
         )?,
     }
     Ok(())
-}
-
-fn sample_shape(sample: &TrainingSample) -> MicroShape {
-    let grids = sample.image_grids.iter().chain(&sample.video_grids);
-    let labels = sample.text.labels.iter().skip(1);
-    MicroShape {
-        tokens: sample.tokens(),
-        patches: grids.map(|grid| grid.iter().product::<usize>()).sum(),
-        labelled: labels.filter(|label| **label >= 0).count(),
-        rows: 1,
-        sequences: 1,
-    }
 }
 
 fn table(step: &StepMemory, besides: &[(&str, &str, usize)]) -> Table {
@@ -148,7 +122,8 @@ impl StepMeter {
         }
     }
 
-    fn begin(&mut self, batch: &GlobalBatch) {
+    /// A step over a batch begins.
+    pub(super) fn begin(&mut self, batch: &GlobalBatch) {
         let shapes: Vec<_> = batch.micro_batches.iter().map(MicroShape::of).collect();
         self.sees |= shapes.iter().any(|shape| shape.patches > 0);
         let plan = self.plan.clone().with_pictures(self.sees);
@@ -182,24 +157,5 @@ impl StepMeter {
         } else {
             note(format_args!("peak memory of a step: {planned} planned"));
         }
-    }
-}
-
-/// Batches with a count that begins where a step does.
-pub(super) struct Metered<'a> {
-    pub(super) batches: &'a mut Loader,
-    /// None of several ranks.
-    pub(super) meter: &'a RefCell<Option<StepMeter>>,
-}
-
-impl Iterator for Metered<'_> {
-    type Item = vlm_data::Result<GlobalBatch>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        let batch = self.batches.next()?;
-        if let (Ok(batch), Some(meter)) = (&batch, self.meter.borrow_mut().as_mut()) {
-            meter.begin(batch);
-        }
-        Some(batch)
     }
 }

@@ -1,14 +1,71 @@
 //! Messages of a run about its steps.
 
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use vlm_train::job::Notice;
 use vlm_train::{Answer, Event, StepReport};
 
 use crate::stdio::{note, plain};
 
 /// The share of lost updates above which they are reported.
 const MUCH: f64 = 0.1;
+
+/// Between two lines of progress, where there is no terminal.
+const LINE_EVERY: Duration = Duration::from_secs(10);
+const TEMPLATE: &str = "{bar:24} {pos}/{len} {eta} left  {wide_msg}";
+
+/// Messages before the first step: warnings, and a bar over the records of each data set.
+pub(super) struct Reading {
+    quiet: bool,
+    state: Mutex<(Option<ProgressBar>, Instant)>,
+}
+
+impl Reading {
+    pub(super) fn new(quiet: bool) -> Self {
+        Self {
+            quiet,
+            state: Mutex::new((None, Instant::now())),
+        }
+    }
+
+    pub(super) fn show(&self, notice: Notice<'_>) {
+        match notice {
+            Notice::Warning(text) => note(format_args!("warning: {text}")),
+            Notice::Reading { .. } if self.quiet => {}
+            Notice::Reading { data, done, all } => self.read(data, done, all),
+        }
+    }
+
+    fn read(&self, data: &str, done: usize, all: usize) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let (bar, last) = &mut *state;
+        if done == all {
+            if let Some(bar) = bar.take() {
+                bar.finish_and_clear();
+            }
+            return;
+        }
+        let bar = bar.get_or_insert_with(|| {
+            *last = Instant::now();
+            bar_of(all).with_message(format!("reading the {data} data"))
+        });
+        bar.set_position(done as u64);
+        if bar.is_hidden() && last.elapsed() >= LINE_EVERY {
+            *last = Instant::now();
+            note(format_args!("read {done} of {all} {data} records"));
+        }
+    }
+}
+
+fn bar_of(length: usize) -> ProgressBar {
+    let bar = ProgressBar::new(length as u64);
+    if let Ok(style) = ProgressStyle::with_template(TEMPLATE) {
+        bar.set_style(style);
+    }
+    bar
+}
 
 /// A bar on a terminal, elsewhere a line after every twentieth of the steps; on standard error. If
 /// quiet, only warnings.
@@ -22,13 +79,9 @@ pub(super) struct Progress {
 
 impl Progress {
     pub(super) fn new(steps: usize, done: usize, quiet: bool) -> Self {
-        let bar = ProgressBar::new(steps as u64).with_position(done as u64);
+        let bar = bar_of(steps).with_position(done as u64);
         if quiet {
             bar.set_draw_target(ProgressDrawTarget::hidden());
-        }
-        let template = "{bar:24} {pos}/{len} {eta} left  {wide_msg}";
-        if let Ok(style) = ProgressStyle::with_template(template) {
-            bar.set_style(style);
         }
         bar.reset_eta();
         bar.enable_steady_tick(Duration::from_millis(200));

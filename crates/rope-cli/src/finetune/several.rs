@@ -4,20 +4,19 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
-use burn::tensor::Device;
 use rope_bench::rows::bytes;
-use vlm_train::{Collective, HostSums, Rank, RankGroup, Rendezvous};
+use vlm_train::job::{Job, Trained};
+use vlm_train::{RankGroup, Rendezvous};
 
-use super::{Job, Trained};
-use crate::device::{self, NpuRanks, Team};
+use super::{FinetuneArgs, Shown};
+use crate::device::{self, Devices};
 use crate::stdio::{note, note_if_slow};
 
 /// Trains on the devices that the options name.
 ///
 /// # Errors
 /// Those of the devices and of the rendezvous; that of the first rank that failed, on any host.
-pub(super) fn train(job: Job) -> Result<Trained, Box<dyn Error>> {
-    let args = &job.args;
+pub(super) fn train(args: &FinetuneArgs, job: Job) -> Result<Trained, Box<dyn Error>> {
     if args.hosts == 1 {
         for device in &args.device {
             args.token.expect_used(device)?;
@@ -30,26 +29,21 @@ pub(super) fn train(job: Job) -> Result<Trained, Box<dyn Error>> {
                 .into(),
         );
     }
-    let team = Team::open(&args.device, &args.token)?;
-    let (devices, npus) = (team.devices().to_vec(), team.npus());
-    let (group, quiet) = (group(&job)?, args.quiet);
-    let rank_npus = npus.clone();
-    let trained = group.run(move |rank| {
-        let sums = collective(rank, &devices, rank_npus.as_ref());
-        let trained =
-            sums.and_then(|sums| job.train(&devices[rank.local()], Some((rank, sums)), &|| None));
-        trained.map_err(|error| error.to_string())
+    let devices = Arc::new(Devices::open(&args.device, &args.token)?);
+    let group = group(args)?;
+    let shown = args.clone();
+    let trained = job.train_ranks(devices.clone(), &group, move |rank| {
+        Shown::new(&shown, rank.rank() == 0)
     });
-    let saved = match trained {
-        Ok(saved) => saved,
+    let trained = match trained {
+        Ok(trained) => trained,
         Err(error) => {
             // A device may wait for a rank that is gone, and closing it would wait, too.
-            std::mem::forget(team);
+            std::mem::forget(devices);
             return Err(error.into());
         }
     };
-    if let Some(npus) = npus.filter(|_| !quiet) {
-        let (traffic, is_fixed) = npus.traffic();
+    if let Some((traffic, is_fixed)) = devices.traffic().filter(|_| !args.quiet) {
         note(format_args!(
             "each NPU took part in {} collective operations on {} in all, and sent at least {}; \
              sums were {}",
@@ -63,15 +57,11 @@ pub(super) fn train(job: Job) -> Result<Trained, Box<dyn Error>> {
             },
         ));
     }
-    let first = saved
-        .into_iter()
-        .find(|trained| !matches!(trained, Trained::Elsewhere));
-    Ok(first.unwrap_or(Trained::Elsewhere))
+    Ok(trained)
 }
 
 /// The ranks of this process, and the way to others.
-fn group(job: &Job) -> Result<RankGroup, Box<dyn Error>> {
-    let args = &job.args;
+fn group(args: &FinetuneArgs) -> Result<RankGroup, Box<dyn Error>> {
     let timeout = Duration::from_secs(args.rank_timeout as u64);
     let local = args.device.len();
     let Some(address) = args.rendezvous.clone().filter(|_| args.hosts > 1) else {
@@ -98,28 +88,4 @@ fn group(job: &Job) -> Result<RankGroup, Box<dyn Error>> {
     let group = rendezvous.meet();
     drop(waiting);
     Ok(group?)
-}
-
-/// How a rank sums: NPUs by their collectives, for which they join here, others through the memory
-/// of the host.
-fn collective(
-    rank: &Rank,
-    devices: &[Device],
-    npus: Option<&NpuRanks>,
-) -> Result<Arc<dyn Collective>, Box<dyn Error>> {
-    let Some(npus) = npus else {
-        return Ok(Arc::new(HostSums(rank.clone())));
-    };
-    let root = match rank.rank() {
-        0 => npus.root_info()?,
-        _ => Vec::new(),
-    };
-    let roots = rank.exchange(root)?;
-    let first = rank.rank() - rank.local();
-    // One thread joins for all NPUs of the process.
-    if rank.local() == 0 {
-        npus.join(first, rank.ranks(), &roots[0])?;
-    }
-    rank.exchange(Vec::new())?;
-    Ok(npus.collective(first, rank.ranks(), devices))
 }

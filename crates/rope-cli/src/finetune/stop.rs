@@ -39,9 +39,9 @@ impl Stop {
         Ok(stop)
     }
 
-    /// True once a signal came.
-    pub(super) fn flag(&self) -> &AtomicBool {
-        &self.flag
+    /// The flag that is true once a signal came.
+    pub(super) fn request(&self) -> Arc<AtomicBool> {
+        self.flag.clone()
     }
 
     /// The exit code of a run that stopped: 130 for Ctrl+C, 143 for SIGTERM.

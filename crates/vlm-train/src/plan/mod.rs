@@ -17,7 +17,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device};
-use vlm_data::{MicroBatch, SampleRows};
+use vlm_data::{MicroBatch, SampleRows, TrainingSample};
 use vlm_models::{ModelPart, VlmConfig, has_linear_kernel};
 
 use self::dry::{Run, Types};
@@ -57,6 +57,19 @@ impl MicroShape {
             labelled: micro.trained_tokens,
             rows,
             sequences,
+        }
+    }
+
+    /// Returns the sizes of a sample in a micro-batch of its own.
+    pub fn of_sample(sample: &TrainingSample) -> Self {
+        let grids = sample.image_grids.iter().chain(&sample.video_grids);
+        let labels = sample.text.labels.iter().skip(1);
+        Self {
+            tokens: sample.tokens(),
+            patches: grids.map(|grid| grid.iter().product::<usize>()).sum(),
+            labelled: labels.filter(|label| **label >= 0).count(),
+            rows: 1,
+            sequences: 1,
         }
     }
 

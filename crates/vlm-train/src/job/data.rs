@@ -1,24 +1,22 @@
 //! The data of a run, known whole before its first step.
 
 use std::collections::BTreeMap;
-use std::error::Error;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
 use vlm_data::{
     DataSet, Fingerprint, MicroBatch, NoSample, SampleEncoder, Share, Survey, SurveyOptions,
+    VlmDataError,
 };
 use vlm_models::ModelPart;
-use vlm_train::{Recipe, TrainedParts};
 
-use super::options::{FinetuneArgs, Survey as Reading};
-use crate::data::options::{OnFault, TooLong};
-use crate::stdio::note;
+use super::config::{FinetuneConfig, Survey as Reading};
+use super::records::{Faulty, TooLong};
+use super::{Notice, Notify};
+use crate::error::{Result, VlmTrainError};
+use crate::recipe::TrainedParts;
 
 /// The surveys of a folder's runs, by what they depend on.
 const SURVEYS: &str = "survey.json";
@@ -28,10 +26,9 @@ const MOST_SURVEY: u64 = 1 << 38;
 const MOST_BYTES: u64 = 64 << 20;
 /// Faults that are listed.
 const LISTED: usize = 10;
-/// Between two lines of progress, where there is no terminal.
-const LINE_EVERY: Duration = Duration::from_secs(10);
 
 /// The records of a run that give samples.
+#[derive(Debug)]
 pub(super) struct RunData {
     pub(super) train: Arc<DataSet>,
     pub(super) validation: Option<Arc<DataSet>>,
@@ -42,6 +39,7 @@ pub(super) struct RunData {
 }
 
 /// The files of a run, before their records are read.
+#[derive(Debug)]
 pub(super) struct Files {
     pub(super) train: DataSet,
     pub(super) validation: Option<DataSet>,
@@ -52,36 +50,50 @@ impl Files {
     ///
     /// # Errors
     /// Those of the files; if no record is left for one of both purposes.
-    pub(super) fn open(args: &FinetuneArgs) -> Result<Self, Box<dyn Error>> {
+    pub(super) fn open(options: &FinetuneConfig) -> Result<Self> {
         let mut files = Vec::new();
-        for file in &args.data {
-            files.push(Arc::new(args.records.open(&file.path)?));
+        for file in &options.data.data {
+            files.push(Arc::new(
+                options
+                    .data
+                    .records
+                    .open(&file.path)
+                    .map_err(VlmDataError::from)?,
+            ));
         }
-        let shares: Vec<Share> = args.data.iter().map(|file| file.share).collect();
+        let shares: Vec<Share> = options.data.data.iter().map(|file| file.share).collect();
         let all = DataSet::new(files)?;
         let count = all.len();
-        let [train, held] = all.divide(&shares, args.split_validation, args.seed);
+        let [train, held] = all.divide(
+            &shares,
+            options.data.split_validation,
+            options.optimizer.seed,
+        );
         if train.is_empty() && count > 0 {
             let held = held.len();
-            return Err(format!(
+            return Err(VlmTrainError::Options(format!(
                 "of {count} records, {held} are held out and none is left to train on; lower \
                  --split-validation, or raise the shares of --data"
-            )
-            .into());
+            )));
         }
         let mut validation = None;
-        if args.split_validation.is_some() {
+        if options.data.split_validation.is_some() {
             if held.is_empty() {
-                return Err(format!(
+                return Err(VlmTrainError::Options(format!(
                     "--split-validation holds out none of {count} records; raise it"
-                )
-                .into());
+                )));
             }
             validation = Some(held);
-        } else if !args.val.is_empty() {
+        } else if !options.data.val.is_empty() {
             let mut files = Vec::new();
-            for path in &args.val {
-                files.push(Arc::new(args.records.open(path)?));
+            for path in &options.data.val {
+                files.push(Arc::new(
+                    options
+                        .data
+                        .records
+                        .open(path)
+                        .map_err(VlmDataError::from)?,
+                ));
             }
             validation = Some(DataSet::new(files)?);
         }
@@ -95,20 +107,22 @@ impl Files {
     /// For records that give no sample; if nothing that is trained is reached by any record.
     pub(super) fn survey(
         self,
-        args: &FinetuneArgs,
+        options: &FinetuneConfig,
         encoder: &SampleEncoder,
-        recipe: &Recipe,
-        stop: &AtomicBool,
-    ) -> Result<Option<RunData>, Box<dyn Error>> {
-        let mut surveys = Surveys::of(args, encoder)?;
-        let mut sound = |set: DataSet, name: &str| -> Result<Option<_>, Box<dyn Error>> {
-            let Some(survey) = surveys.get(&set, name, args, encoder, stop) else {
+        trained: &TrainedParts,
+        writes: bool,
+        (notify, stop): (Notify<'_>, &AtomicBool),
+    ) -> Result<Option<RunData>> {
+        let mut surveys = Surveys::of(options, encoder)?;
+        let mut sound = |set: DataSet, name: &str| -> Result<Option<_>> {
+            let Some(survey) = surveys.get(&set, name, options, encoder, (notify, stop)) else {
                 return Ok(None);
             };
-            expect_sound(&set, &survey, args)?;
+            expect_sound(&set, &survey, options, notify)?;
             let set = set.choose(&survey.samples());
             if set.is_empty() {
-                return Err(format!("no record of the {name} data gives a sample").into());
+                let text = format!("no record of the {name} data gives a sample");
+                return Err(VlmTrainError::Options(text));
             }
             Ok(Some((Arc::new(set), survey)))
         };
@@ -122,17 +136,20 @@ impl Files {
             };
             validation = Some(set);
         }
-        surveys.write(args)?;
+        if writes {
+            surveys.write(options)?;
+        }
         let records = survey.samples();
         let with_patches = survey.first_with_patches();
-        let parts = recipe.trained.parts();
+        let parts = parts_of(trained);
         let sees = parts.iter().any(|part| *part != ModelPart::Decoder);
         if sees && with_patches.is_none() {
             let text = "no record has a picture or video, so tower and merger get no gradient";
             if !parts.contains(&ModelPart::Decoder) {
-                return Err(format!("{text}; train the decoder (--parts)").into());
+                let text = format!("{text}; train the decoder (--parts)");
+                return Err(VlmTrainError::Options(text));
             }
-            note(format_args!("warning: {text} and stay as they are"));
+            notify(Notice::Warning(&format!("{text} and stay as they are")));
         }
         let probe = with_patches
             .filter(|_| sees)
@@ -154,11 +171,11 @@ impl RunData {
     /// Those of the record.
     pub(super) fn probe(
         &self,
-        args: &FinetuneArgs,
+        options: &FinetuneConfig,
         encoder: &SampleEncoder,
     ) -> vlm_data::Result<MicroBatch> {
         let sample = encoder.encode(&self.train.reader().read(self.probe)?)?;
-        MicroBatch::new(vec![sample], args.loader_options().cut)
+        MicroBatch::new(vec![sample], options.loader_options().cut)
     }
 }
 
@@ -166,10 +183,15 @@ impl RunData {
 ///
 /// # Errors
 /// Unless the options leave them out.
-fn expect_sound(set: &DataSet, survey: &Survey, args: &FinetuneArgs) -> Result<(), Box<dyn Error>> {
-    let is_left_out = |fault: &NoSample| match args.records.on_error {
-        OnFault::Skip => true,
-        OnFault::Stop => fault.is_too_long && args.records.too_long == TooLong::Skip,
+fn expect_sound(
+    set: &DataSet,
+    survey: &Survey,
+    options: &FinetuneConfig,
+    notify: Notify<'_>,
+) -> Result<()> {
+    let is_left_out = |fault: &NoSample| match options.data.records.on_error {
+        Faulty::Skip => true,
+        Faulty::Stop => fault.is_too_long && options.data.records.too_long == TooLong::Skip,
     };
     let list = |faults: &[(usize, &NoSample)]| {
         let lines = faults.iter().take(LISTED);
@@ -186,10 +208,10 @@ fn expect_sound(set: &DataSet, survey: &Survey, args: &FinetuneArgs) -> Result<(
     let records = set.len();
     if !left_out.is_empty() {
         let count = left_out.len();
-        note(format_args!(
-            "warning: {count} of {records} records are left out\n{}",
+        notify(Notice::Warning(&format!(
+            "{count} of {records} records are left out\n{}",
             list(&left_out)
-        ));
+        )));
     }
     if !wrong.is_empty() {
         let long = wrong.iter().any(|(_, fault)| fault.is_too_long);
@@ -200,11 +222,10 @@ fn expect_sound(set: &DataSet, survey: &Survey, args: &FinetuneArgs) -> Result<(
             "mend them, or leave them out with --on-error skip"
         };
         let count = wrong.len();
-        return Err(format!(
+        return Err(VlmTrainError::Options(format!(
             "{count} of {records} records give no sample; {advice}\n{}",
             list(&wrong)
-        )
-        .into());
+        )));
     }
     Ok(())
 }
@@ -217,11 +238,19 @@ struct Surveys {
 }
 
 impl Surveys {
-    fn of(args: &FinetuneArgs, encoder: &SampleEncoder) -> Result<Self, Box<dyn Error>> {
+    fn of(options: &FinetuneConfig, encoder: &SampleEncoder) -> Result<Self> {
         let mut hash = Fingerprint::default();
-        hash.add(format!("{:?} {:?}", encoder.options(), args.records.file_options()).as_bytes());
-        hash.add(&others(&args.folder)?.to_le_bytes());
-        let text = plain_files::read_text(&args.out.join(SURVEYS), MOST_SURVEY).unwrap_or_default();
+        hash.add(
+            format!(
+                "{:?} {:?}",
+                encoder.options(),
+                options.data.records.file_options()
+            )
+            .as_bytes(),
+        );
+        hash.add(&others(&options.folder)?.to_le_bytes());
+        let text = plain_files::read_text(&options.output.out.join(SURVEYS), MOST_SURVEY)
+            .unwrap_or_default();
         Ok(Self {
             folder: format!("{:016x}", hash.value()),
             // A file that cannot be read only costs the reading of the data.
@@ -234,11 +263,11 @@ impl Surveys {
         &mut self,
         set: &DataSet,
         name: &str,
-        args: &FinetuneArgs,
+        options: &FinetuneConfig,
         encoder: &SampleEncoder,
-        stop: &AtomicBool,
+        watch: (Notify<'_>, &AtomicBool),
     ) -> Option<Survey> {
-        let pixels = args.survey == Reading::Pixels;
+        let pixels = options.data.survey == Reading::Pixels;
         let key = |pixels: bool| {
             let part = if pixels { "pixels" } else { "headers" };
             format!("{} {:016x} {part}", self.folder, set.fingerprint())
@@ -252,67 +281,54 @@ impl Surveys {
         });
         let (key, survey) = match known {
             Some(known) => known,
-            None => (key(pixels), read(set, name, args, encoder, stop)?),
+            None => (key(pixels), read(set, name, options, encoder, watch)?),
         };
         self.used.insert(key, survey.clone());
         Some(survey)
     }
 
-    fn write(&self, args: &FinetuneArgs) -> Result<(), Box<dyn Error>> {
-        if args.host == 0 && !args.prove_cut && self.used != self.known {
-            let text = serde_json::to_vec(&self.used)?;
-            plain_files::write_whole(&args.out.join(SURVEYS), &text)?;
+    fn write(&self, options: &FinetuneConfig) -> Result<()> {
+        if self.used == self.known {
+            return Ok(());
         }
-        Ok(())
+        let path = options.output.out.join(SURVEYS);
+        let text = serde_json::to_vec(&self.used).map_err(VlmTrainError::file("write", &path))?;
+        Ok(plain_files::write_whole(&path, &text)?)
     }
 }
 
-/// Reads all records and shows progress.
+/// Reads all records. `None` once stopped.
 fn read(
     set: &DataSet,
     name: &str,
-    args: &FinetuneArgs,
+    options: &FinetuneConfig,
     encoder: &SampleEncoder,
-    stop: &AtomicBool,
+    (notify, stop): (Notify<'_>, &AtomicBool),
 ) -> Option<Survey> {
-    let bar = ProgressBar::new(set.len() as u64);
-    if args.quiet {
-        bar.set_draw_target(indicatif::ProgressDrawTarget::hidden());
-    }
-    let template = "{bar:24} {pos}/{len} {eta} left  {wide_msg}";
-    if let Ok(style) = ProgressStyle::with_template(template) {
-        bar.set_style(style);
-    }
-    bar.set_message(format!("reading the {name} data"));
-    let last = Mutex::new(Instant::now());
-    let show = |records: usize| {
-        let Ok(mut last) = last.try_lock() else {
-            return;
-        };
-        bar.set_position(records as u64);
-        if bar.is_hidden() && !args.quiet && last.elapsed() >= LINE_EVERY {
-            *last = Instant::now();
-            note(format_args!(
-                "read {records} of {} {name} records",
-                set.len()
-            ));
-        }
+    let all = set.len();
+    let show = |done: usize| {
+        notify(Notice::Reading {
+            data: name,
+            done,
+            all,
+        });
     };
-    let options = SurveyOptions {
-        threads: args.loader_options().threads,
-        pixels: args.survey == Reading::Pixels,
+    let survey_options = SurveyOptions {
+        threads: options.loader_options().threads,
+        pixels: options.data.survey == Reading::Pixels,
     };
-    let survey = Survey::take(set, encoder, options, stop, &show);
-    bar.finish_and_clear();
+    let survey = Survey::take(set, encoder, survey_options, stop, &show);
+    show(all);
     survey.filter(|_| !stop.load(Ordering::Relaxed))
 }
 
 /// A number that changes with the files of a model's folder besides its weights.
-fn others(folder: &Path) -> Result<u64, Box<dyn Error>> {
+fn others(folder: &Path) -> Result<u64> {
     let mut names = Vec::new();
-    for entry in fs::read_dir(folder)? {
-        let entry = entry?;
-        let data = fs::metadata(entry.path())?;
+    let failed = || VlmTrainError::file::<std::io::Error>("read", folder);
+    for entry in fs::read_dir(folder).map_err(failed())? {
+        let entry = entry.map_err(failed())?;
+        let data = fs::metadata(entry.path()).map_err(failed())?;
         let is_weights = entry
             .path()
             .extension()
@@ -326,29 +342,23 @@ fn others(folder: &Path) -> Result<u64, Box<dyn Error>> {
     for name in names {
         hash.add(name.as_encoded_bytes());
         let path = folder.join(name);
-        hash.add(&plain_files::read(&path, MOST_BYTES).map_err(|error| error.cause)?);
+        hash.add(&plain_files::read(&path, MOST_BYTES)?);
     }
     Ok(hash.value())
 }
 
-/// The parts that a recipe trains.
-trait Parts {
-    fn parts(&self) -> Vec<ModelPart>;
-}
-
-impl Parts for TrainedParts {
-    fn parts(&self) -> Vec<ModelPart> {
-        let (adapted, whole) = match self {
-            Self::Lora(config) => (&config.parts[..], &config.whole),
-            Self::Full(weights) => (&[][..], weights),
-        };
-        // Tower and merger see the same records.
-        let of_module = |module: &String| match module.contains("visual") {
-            true => ModelPart::Tower,
-            false => ModelPart::Decoder,
-        };
-        let modules = whole.modules.iter().map(of_module);
-        let parts = adapted.iter().chain(&whole.parts).copied();
-        parts.chain(modules).collect()
-    }
+/// The parts that are trained, or have adapters.
+fn parts_of(trained: &TrainedParts) -> Vec<ModelPart> {
+    let (adapted, whole) = match trained {
+        TrainedParts::Lora(config) => (&config.parts[..], &config.whole),
+        TrainedParts::Full(weights) => (&[][..], weights),
+    };
+    // Tower and merger see the same records.
+    let of_module = |module: &String| match module.contains("visual") {
+        true => ModelPart::Tower,
+        false => ModelPart::Decoder,
+    };
+    let modules = whole.modules.iter().map(of_module);
+    let parts = adapted.iter().chain(&whole.parts).copied();
+    parts.chain(modules).collect()
 }

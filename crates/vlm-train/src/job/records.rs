@@ -1,4 +1,4 @@
-//! Options about records and media, which all commands that read data files share.
+//! Options about records and media, which all that reads data files shares.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -9,57 +9,57 @@ use serde::{Serialize, Serializer};
 use vlm_data::text::{DataIndex, FileOptions, Format, LabelRule, Overlong, TextError, Trained};
 use vlm_data::{SampleOptions, Share, VlmDataError};
 
-use crate::arguments::{MAX_TOKENS, count_in, one_of};
+use super::parse::{MAX_TOKENS, count_in, one_of};
 
 /// Options about records and media.
 #[derive(Args, Clone, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) struct RecordArgs {
+pub struct RecordOptions {
     /// Base folder of relative paths of pictures and videos [default: the folder of the data file]
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     #[serde(skip)]
-    pub(crate) media: Option<PathBuf>,
+    pub media: Option<PathBuf>,
 
     /// Format of the records; any recognises each record by its keys
     #[arg(long, default_value = "any", value_parser = one_of(&FORMATS, format_name))]
     #[serde(serialize_with = "format_text")]
-    pub(crate) format: Format,
+    pub format: Format,
 
     /// Most tokens per conversation
     #[arg(long, value_name = "N", value_parser = count_in(1..=MAX_TOKENS))]
-    pub(crate) max_tokens: Option<usize>,
+    pub max_tokens: Option<usize>,
 
     /// Treatment of conversations above --max-tokens
     #[arg(long, value_enum, default_value_t = TooLong::Refuse)]
-    pub(crate) too_long: TooLong,
+    pub too_long: TooLong,
 
     /// Treatment of records that give no sample, such as those with damaged pictures
-    #[arg(long, value_enum, default_value_t = OnFault::Stop)]
+    #[arg(long, value_enum, default_value_t = Faulty::Stop)]
     #[serde(skip)]
-    pub(crate) on_error: OnFault,
+    pub on_error: Faulty,
 
     /// Read a truncated JPEG as far as it goes, as Pillow with LOAD_TRUNCATED_IMAGES
     #[arg(long)]
-    pub(crate) allow_truncated: bool,
+    pub allow_truncated: bool,
 
     /// Largest area of a resized picture in pixels [default: the folder's]
     #[arg(long, value_name = "PIXELS", value_parser = clap::value_parser!(u64).range(1..=1 << 40))]
-    pub(crate) max_pixels: Option<u64>,
+    pub max_pixels: Option<u64>,
 
     /// Largest area of a resized video frame in pixels; for Qwen3-VL, Qwen3.5 and GLM-4.1V of all
     /// frames together [default: the folder's]
     #[arg(long, value_name = "PIXELS", value_parser = clap::value_parser!(u64).range(1..=1 << 40))]
-    pub(crate) video_max_pixels: Option<u64>,
+    pub video_max_pixels: Option<u64>,
 
     /// Frames per second of videos whose record states none [default: 2 for video files]
     #[arg(long, value_parser = rate)]
-    pub(crate) fps: Option<f64>,
+    pub fps: Option<f64>,
 }
 
 /// Options about labels.
 #[derive(Args, Clone, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) struct LabelArgs {
+pub struct LabelOptions {
     /// Trained turns; `loss` of a message overrides it
     #[arg(long, value_enum, default_value_t = Turns::All)]
     train_turns: Turns,
@@ -69,9 +69,10 @@ pub(crate) struct LabelArgs {
     label_rule: Rule,
 }
 
+/// The treatment of conversations with too many tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum TooLong {
+pub enum TooLong {
     /// A fault of the record, see --on-error
     Refuse,
     /// Drop its oldest turns with their pictures
@@ -80,8 +81,9 @@ pub(crate) enum TooLong {
     Skip,
 }
 
+/// The treatment of records that give no sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum OnFault {
+pub enum Faulty {
     /// Name them and do nothing
     Stop,
     /// Name them and leave them out
@@ -147,9 +149,9 @@ fn rate(text: &str) -> Result<f64, String> {
     }
 }
 
-impl RecordArgs {
+impl RecordOptions {
     /// The options of an encoder, with the labels of `labels`.
-    pub(crate) fn samples(&self, labels: Option<&LabelArgs>) -> SampleOptions {
+    pub fn samples(&self, labels: Option<&LabelOptions>) -> SampleOptions {
         let mut options = SampleOptions {
             max_pixels: self.max_pixels,
             video_max_pixels: self.video_max_pixels,
@@ -177,7 +179,8 @@ impl RecordArgs {
         options
     }
 
-    pub(crate) fn file_options(&self) -> FileOptions {
+    /// The options for opening a data file.
+    pub fn file_options(&self) -> FileOptions {
         let mut options = FileOptions::default();
         options.format = self.format;
         options.media_folder.clone_from(&self.media);
@@ -185,7 +188,7 @@ impl RecordArgs {
     }
 
     /// True if a record with this error is left out.
-    pub(crate) fn leaves_out(&self, error: &(dyn Error + 'static)) -> bool {
+    pub fn leaves_out(&self, error: &(dyn Error + 'static)) -> bool {
         let problem = match error.downcast_ref::<TextError>() {
             Some(error) => Some(error.is_too_long()),
             None => error
@@ -193,7 +196,7 @@ impl RecordArgs {
                 .map(VlmDataError::is_too_long),
         };
         problem.is_some_and(|is_too_long| {
-            self.on_error == OnFault::Skip || (is_too_long && self.too_long == TooLong::Skip)
+            self.on_error == Faulty::Skip || (is_too_long && self.too_long == TooLong::Skip)
         })
     }
 
@@ -201,16 +204,18 @@ impl RecordArgs {
     ///
     /// # Errors
     /// Those of [`DataIndex::open`].
-    pub(crate) fn open(&self, path: &Path) -> vlm_data::text::Result<DataIndex> {
+    pub fn open(&self, path: &Path) -> vlm_data::text::Result<DataIndex> {
         DataIndex::open(path, self.file_options())
     }
 }
 
 /// A data file and the share of its records to take: FILE, FILE#500 or FILE#0.5x.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct DataFile {
-    pub(crate) path: PathBuf,
-    pub(crate) share: Share,
+pub struct DataFile {
+    /// The file.
+    pub path: PathBuf,
+    /// The share of its records.
+    pub share: Share,
 }
 
 /// More copies of a file's records than any mixture has.

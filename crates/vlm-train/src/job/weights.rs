@@ -1,6 +1,5 @@
-//! The model before and after training.
+//! The model of a run, before its first step.
 
-use std::error::Error;
 use std::fs;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
@@ -10,9 +9,11 @@ use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use vlm_data::Fingerprint;
 use vlm_models::{Vlm, VlmConfig};
-use vlm_train::{Recipe, Trainer};
 
-use super::options::FinetuneArgs;
+use super::config::FinetuneConfig;
+use crate::error::{Result, VlmTrainError};
+use crate::recipe::Recipe;
+use crate::trainer::Trainer;
 
 /// Files of a model's folder that hold weights, or say where they are.
 const WEIGHTS: [&str; 3] = [".safetensors", ".safetensors.index.json", ".bin"];
@@ -23,7 +24,11 @@ const PIECE_BYTES: usize = 4096;
 
 /// A number that changes with the configuration, and with weights that were trained anew: of their
 /// files it reads a few pieces, not all.
-pub(super) fn fingerprint(folder: &Path) -> io::Result<u64> {
+pub(super) fn fingerprint(folder: &Path) -> Result<u64> {
+    read(folder).map_err(VlmTrainError::file("read", folder))
+}
+
+fn read(folder: &Path) -> io::Result<u64> {
     let mut names = Vec::new();
     for entry in fs::read_dir(folder)? {
         names.extend(entry?.file_name().into_string());
@@ -55,50 +60,52 @@ pub(super) fn fingerprint(folder: &Path) -> io::Result<u64> {
 
 /// A trainer of the model, from its adapter if the options name one.
 pub(super) fn trainer(
-    args: &FinetuneArgs,
+    options: &FinetuneConfig,
     config: &VlmConfig,
     recipe: Recipe,
     device: &Device,
-) -> Result<Trainer, Box<dyn Error>> {
-    let mut model = load(args, config, device)?;
-    let Some(folder) = &args.what.adapter else {
-        return Ok(Trainer::new(model, recipe)?);
+) -> Result<Trainer> {
+    let mut model = load(options, config, device)?;
+    let Some(folder) = &options.trained.adapter else {
+        return Trainer::new(model, recipe);
     };
-    if args.what.any_base {
+    if options.trained.any_base {
         model = model.of_any_base();
     }
-    Ok(Trainer::from_adapter(model, recipe, folder)?)
+    Trainer::from_adapter(model, recipe, folder)
 }
 
 /// The model in its precision, on a device that it configures.
-fn load(args: &FinetuneArgs, config: &VlmConfig, device: &Device) -> Result<Vlm, Box<dyn Error>> {
+fn load(options: &FinetuneConfig, config: &VlmConfig, device: &Device) -> Result<Vlm> {
     // Ranks draw one after the other: the host has one generator.
     static DRAWING: Mutex<()> = Mutex::new(());
     let mut device = device.clone();
     // Drawn on the host, whose generator is the same everywhere.
     let mut host = Device::flex();
-    if args.dtype() != DType::F32 {
-        configure(&mut device, args.dtype())?;
-        if args.random_weights {
-            configure(&mut host, args.dtype())?;
+    if options.dtype() != DType::F32 {
+        configure(&mut device, options.dtype())?;
+        if options.trained.random_weights {
+            configure(&mut host, options.dtype())?;
         }
     }
-    if !args.random_weights {
-        return Ok(config.load(&args.folder, &device.autodiff())?);
+    if !options.trained.random_weights {
+        return Ok(config.load(&options.folder, &device.autodiff())?);
     }
     let _alone = DRAWING.lock().unwrap_or_else(PoisonError::into_inner);
-    host.seed(args.seed);
+    host.seed(options.optimizer.seed);
     let model = config.init(&host)?.map(&mut DrawWeights::default());
     Ok(model.fork(&device).train())
 }
 
 /// Makes `dtype` the type of new tensors on a device, which burn takes once: other ranks on the device
 /// ask for the same.
-fn configure(device: &mut Device, dtype: DType) -> Result<(), Box<dyn Error>> {
+fn configure(device: &mut Device, dtype: DType) -> Result<()> {
     let dtype = FloatDType::from(dtype);
     match device.configure(dtype) {
         Err(_) if device.settings().float_dtype == dtype => Ok(()),
-        configured => Ok(configured?),
+        configured => configured.map_err(|error| {
+            VlmTrainError::Options(format!("the device computes nothing in {dtype:?}: {error}"))
+        }),
     }
 }
 
