@@ -9,7 +9,7 @@ mod bench;
 mod compare;
 mod data;
 mod device;
-#[cfg(any(test, doctest))]
+#[cfg(doctest)]
 mod docs;
 mod doctor;
 mod files;
@@ -202,7 +202,7 @@ pub fn main() -> ExitCode {
     if args.len() < 2 {
         args.push("train".into());
     }
-    let mut command = parser(Cli::command());
+    let mut command = command();
     let args = match finetune::file::with_file(&command, args) {
         Ok(args) => args,
         Err(error) => {
@@ -242,7 +242,12 @@ pub fn main() -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Configures the command and its subcommands. They read -3 as a number, not as an unknown option,
+/// The program's command line.
+pub fn command() -> clap::Command {
+    parser(Cli::command())
+}
+
+/// Configures a command and its subcommands. They read -3 as a number, not as an unknown option,
 /// so the message states the expected numbers. `--help` is compact: the whole description, then
 /// each option in a line or two.
 fn parser(command: clap::Command) -> clap::Command {

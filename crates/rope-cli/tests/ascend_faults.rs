@@ -222,16 +222,8 @@ fn a_run_on_a_killed_server_ends_and_says_why() {
     let out = fresh("train-killed").display().to_string();
     let (remote, token_file) = (served.remote(), served.token_file.display().to_string());
     let run = std::thread::spawn(move || {
-        let steps = ["--steps", "100000", "--checkpoint-every", "100000"];
-        let place = [
-            "--device",
-            &remote,
-            "--token-file",
-            &token_file,
-            "--out",
-            &out,
-        ];
-        mrope(&[&["train"], &steps[..], &place].concat())
+        let place = ["--device", &remote, "--token-file", &token_file];
+        mrope(&[&["train", "--steps", "100000", "--out", &out], &place[..]].concat())
     });
     // Long enough for the first steps, at any time of which it may die.
     std::thread::sleep(std::time::Duration::from_secs(3));

@@ -28,6 +28,7 @@ mod irregular;
 mod model_folder;
 mod models;
 mod output;
+mod pages;
 #[cfg(feature = "ascend-sim")]
 mod serve;
 #[cfg(feature = "ascend-sim")]

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use burn::backend::ExecutionError;
+use mrope_digits::DigitsError;
 
 use crate::device::explained;
 
@@ -10,12 +11,9 @@ use crate::device::explained;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum TrainError {
-    /// The scans that are built into the program are damaged.
-    #[error("the built-in digits cannot be read: {0}")]
-    Digits(String),
-    /// The rotation was refused.
-    #[error(transparent)]
-    Rotary(#[from] rope_burn::RotaryError),
+    /// The training failed.
+    #[error("{}", told(_0))]
+    Run(#[from] DigitsError),
     /// A file or folder could not be read or written.
     #[error("cannot {action} {}: {reason}", path.display())]
     File {
@@ -29,20 +27,6 @@ pub(crate) enum TrainError {
         path.display()
     )]
     NotOurs { path: PathBuf },
-    /// There is nothing to resume.
-    #[error("no checkpoint in {}; run without --resume to start one", folder.display())]
-    NoCheckpoint { folder: PathBuf },
-    /// The checkpoint belongs to another run.
-    #[error(
-        "the checkpoint is of a run with --{option} {found}, not {expected}: a run that continues \
-         needs the options it started with (its learning rate falls until the last of its --steps); \
-         repeat them, or choose another --out"
-    )]
-    OtherRun {
-        option: String,
-        expected: String,
-        found: String,
-    },
     /// The report could not be written.
     #[error("{0}")]
     Output(#[source] std::io::Error),
@@ -52,23 +36,19 @@ pub(crate) enum TrainError {
     /// The device is not there.
     #[error(transparent)]
     Open(Box<dyn std::error::Error>),
-    /// The device failed.
-    #[error(
-        "the device failed: {}; --resume continues from the last checkpoint, if there is one",
-        explained(_0)
-    )]
-    Device(#[from] ExecutionError),
-    /// The device returned values of another number than expected.
-    #[error("the device returned {found} values, expected {expected}")]
-    Read { expected: usize, found: usize },
-    /// The loss is no longer finite.
-    #[error("the loss is {loss} in step {step}; try a smaller --learning-rate")]
-    Diverged { step: usize, loss: f32 },
 }
 
-impl From<rope_core::RopeError> for TrainError {
-    fn from(error: rope_core::RopeError) -> Self {
-        Self::Rotary(error.into())
+impl From<ExecutionError> for TrainError {
+    fn from(error: ExecutionError) -> Self {
+        Self::Run(error.into())
+    }
+}
+
+/// The message of an error; for that of a device, what it means.
+fn told(error: &DigitsError) -> String {
+    match error {
+        DigitsError::Device(error) => format!("the device failed: {}", explained(error)),
+        error => error.to_string(),
     }
 }
 

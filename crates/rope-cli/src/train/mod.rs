@@ -1,15 +1,10 @@
-//! `mrope train`: a small vision-language model that finds a digit by time, height and width.
+//! `mrope train`: options, printing, plots and files around the example `mrope-digits`.
 
-mod checkpoint;
-mod clip;
-mod data;
 mod error;
-mod model;
 mod options;
 mod plots;
 mod report;
 mod run;
-mod trainer;
 
 pub(crate) use options::TrainArgs;
 pub(crate) use run::run;

@@ -5,10 +5,9 @@ use std::path::Path;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-use super::checkpoint::{History, Test};
-use super::data::{CLASSES, Question, SIDE};
+use mrope_digits::{CLASSES, History, Question, SIDE, Test, Trainer};
+
 use super::error::{Result, TrainError};
-use super::trainer::Trainer;
 use crate::svg::{self, Area, BLUE, Drawn, FONT, GREY, ORANGE};
 
 /// Points of a training curve: each is the mean of as many steps as that takes.
@@ -118,7 +117,7 @@ fn side(pixel: i32) -> i32 {
 
 /// The clip of `question`, once for each layer and head, under the attention of the last token.
 pub(crate) fn attention(path: &Path, trainer: &Trainer, question: &Question) -> Result<()> {
-    let clip = trainer.config().clip();
+    let clip = trainer.config().clip;
     let answer = trainer.answer(question)?;
     let layers: Vec<Vec<(String, Vec<f32>)>> = answer
         .attention

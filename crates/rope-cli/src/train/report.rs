@@ -4,11 +4,10 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use burn::module::Module;
+use mrope_digits::{History, Test, Trainer};
 use serde::{Serialize, Serializer};
 
-use super::checkpoint::{History, Test};
 use super::options::RunConfig;
-use super::trainer::Trainer;
 use crate::device::Usage;
 
 /// The files of a run.
@@ -16,8 +15,6 @@ use crate::device::Usage;
 pub(crate) struct Files {
     #[serde(serialize_with = "text")]
     pub(crate) model: PathBuf,
-    #[serde(serialize_with = "text")]
-    pub(crate) checkpoint: PathBuf,
     #[serde(serialize_with = "text")]
     pub(crate) curves: PathBuf,
     #[serde(serialize_with = "text")]
@@ -59,6 +56,7 @@ pub(crate) struct Report {
 impl Report {
     pub(crate) fn new(
         trainer: &Trainer,
+        options: RunConfig,
         device: String,
         usage: Option<Usage>,
         test: Test,
@@ -82,7 +80,7 @@ impl Report {
             parameters: trainer.model().num_params(),
             device,
             usage,
-            options: trainer.config().clone(),
+            options,
             losses,
             accuracies,
             tests,
@@ -115,7 +113,6 @@ impl fmt::Display for Report {
             ),
             ("parameters", self.parameters.to_string()),
             ("model", self.files.model.display().to_string()),
-            ("checkpoint", self.files.checkpoint.display().to_string()),
             ("loss and accuracy", self.files.curves.display().to_string()),
             ("attention", self.files.attention.display().to_string()),
         ];

@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use burn_store::{ModuleSnapshot, SafetensorsStore};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use mrope_digits::Trainer;
+use safetensors::SafeTensors;
+use serde_json::Value;
 
-use super::checkpoint;
 use super::error::{Result, TrainError};
 use super::options::TrainArgs;
 use super::plots;
 use super::report::{Files, Report};
-use super::trainer::Trainer;
 use crate::device::Compute;
 use crate::stdio::{note, stdout};
 use crate::{files, memory};
@@ -21,6 +22,10 @@ use crate::{files, memory};
 const MODEL: &str = "model.safetensors";
 const CURVES: &str = "curves.svg";
 const ATTENTION: &str = "attention.svg";
+/// A file that is written and removed, to know that the folder takes files.
+const PROBE: &str = "mrope-train.probe";
+/// More than the model of any run takes.
+const MOST_BYTES: u64 = 1 << 28;
 /// Questions of each test during training.
 const PROBE_QUESTIONS: usize = 512;
 /// Steps between the tests during training.
@@ -35,29 +40,18 @@ const SHOWN_STEPS: usize = 50;
 pub(crate) fn run(args: &TrainArgs) -> Result<()> {
     let out = args.out();
     expect_memory(args)?;
-    checkpoint::refuse_others(&out, args.run.steps)?;
+    expect_writable(&out)?;
     let compute = Compute::open(&args.device, &args.token).map_err(TrainError::Open)?;
     let device = compute.device();
-    let mut trainer = if args.resume {
-        Trainer::resume(args.run.clone(), device, &out)?
-    } else {
-        look_before_starting_anew(&out)?;
-        Trainer::new(args.run.clone(), device)?
-    };
-    expect_writable(&out)?;
-
+    let mut trainer = Trainer::new(args.run.config(), device)?;
     compute.start_counting()?;
     let steps = args.run.steps;
-    let progress = Progress::new(steps, trainer.steps(), args.quiet);
+    let progress = Progress::new(steps, args.quiet);
     while trainer.steps() < steps {
         trainer.step()?;
         let done = trainer.steps();
         if done % PROBE_EVERY == 0 && done < steps {
             trainer.record_test(PROBE_QUESTIONS)?;
-        }
-        if done % args.checkpoint_every == 0 && done < steps {
-            device.sync()?;
-            trainer.save(&out)?;
         }
         progress.show(&trainer);
     }
@@ -70,11 +64,12 @@ pub(crate) fn run(args: &TrainArgs) -> Result<()> {
         model: out.join(MODEL),
         curves: out.join(CURVES),
         attention: out.join(ATTENTION),
-        checkpoint: trainer.save(&out)?,
     };
     let mut store = SafetensorsStore::from_file(&files.model).overwrite(true);
-    for (option, value) in checkpoint::fields(trainer.config()) {
-        store = store.metadata(option, value.to_string());
+    if let Ok(Value::Object(options)) = serde_json::to_value(&args.run) {
+        for (option, value) in options {
+            store = store.metadata(option, value.to_string());
+        }
     }
     trainer
         .model()
@@ -86,7 +81,15 @@ pub(crate) fn run(args: &TrainArgs) -> Result<()> {
     let curves = plots::curves(&files.curves, trainer.history(), &test, blind);
     let attention = plots::attention(&files.attention, &trainer, &trainer.first_test_question()?);
 
-    let report = Report::new(&trainer, args.device.to_string(), usage, test, blind, files);
+    let report = Report::new(
+        &trainer,
+        args.run.clone(),
+        args.device.to_string(),
+        usage,
+        test,
+        blind,
+        files,
+    );
     let text = if args.json {
         report
             .json()
@@ -100,20 +103,24 @@ pub(crate) fn run(args: &TrainArgs) -> Result<()> {
 
 /// Refuses a run whose steps need more memory than there is.
 fn expect_memory(args: &TrainArgs) -> Result<()> {
+    let config = args.run.config();
     let what = format!(
         "a step of --batch {} with {} tokens each",
-        args.run.batch,
-        args.run.clip().tokens()
+        config.batch,
+        config.clip.tokens()
     );
     let instead = "choose a smaller --batch, or fewer --frames, --rows and --columns";
-    memory::expect(&args.device, args.run.least_step_bytes(), &what, instead)
+    memory::expect(&args.device, config.least_step_bytes(), &what, instead)
         .map_err(TrainError::Memory)
 }
 
-/// Makes the folder, and refuses one that does not take the files that the run ends with.
+/// Makes the folder, and refuses one that does not take the files that the run ends with, or has
+/// the model of another program.
 fn expect_writable(out: &Path) -> Result<()> {
     fs::create_dir_all(out).map_err(TrainError::file("create", out))?;
-    checkpoint::probe(out)?;
+    let probe = out.join(PROBE);
+    plain_files::write_whole(&probe, b"")?;
+    fs::remove_file(&probe).map_err(TrainError::file("remove", &probe))?;
     for file in [MODEL, CURVES, ATTENTION].map(|file| out.join(file)) {
         if file.is_dir() {
             return Err(TrainError::file("write", file)(
@@ -121,26 +128,23 @@ fn expect_writable(out: &Path) -> Result<()> {
             ));
         }
     }
+    let model = out.join(MODEL);
+    if model.exists() && !is_ours(&model) {
+        return Err(TrainError::NotOurs { path: model });
+    }
     Ok(())
 }
 
-/// Reports what a new run will replace in `out`, while it can still be stopped.
-///
-/// # Errors
-/// [`TrainError::NotOurs`] for a model of another program: an earlier run leaves a checkpoint
-/// beside its model.
-fn look_before_starting_anew(out: &Path) -> Result<()> {
-    let model = out.join(MODEL);
-    match checkpoint::last(out)? {
-        Some(earlier) => note(format_args!(
-            "{} is of an earlier run, and the first checkpoint of this run will replace it; to \
-             continue the earlier run, stop and add --resume",
-            earlier.display()
-        )),
-        None if model.exists() => return Err(TrainError::NotOurs { path: model }),
-        None => {}
-    }
-    Ok(())
+/// True for a model of an earlier run, whose file has the options of it.
+fn is_ours(model: &Path) -> bool {
+    let Ok(bytes) = plain_files::read(model, MOST_BYTES) else {
+        return false;
+    };
+    let header = SafeTensors::read_metadata(&bytes);
+    let options = header
+        .ok()
+        .and_then(|(_, header)| header.metadata().clone());
+    options.is_some_and(|options| options.contains_key("rotary"))
 }
 
 /// A bar on a terminal, elsewhere a line after every twentieth of the steps; always on standard
@@ -152,8 +156,8 @@ struct Progress {
 }
 
 impl Progress {
-    fn new(steps: usize, done: usize, quiet: bool) -> Self {
-        let bar = ProgressBar::new(steps as u64).with_position(done as u64);
+    fn new(steps: usize, quiet: bool) -> Self {
+        let bar = ProgressBar::new(steps as u64);
         if quiet {
             bar.set_draw_target(ProgressDrawTarget::hidden());
         }

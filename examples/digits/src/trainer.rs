@@ -1,21 +1,20 @@
 //! The training loop and the test.
 
-use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use burn::module::{ModuleVisitor, Param};
 use burn::nn::loss::{CrossEntropyLoss, CrossEntropyLossConfig};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::prelude::*;
-use rope_burn::{Implementation, Rotary, RotaryAngles};
+use rope_burn::{Rotary, RotaryAngles};
 use rope_core::{Layout, Positions};
+use serde::Serialize;
 
-use super::checkpoint::{self, History, Test};
-use super::clip::{Clip, TEXT_TOKENS};
-use super::data::{Digits, Draw, PIXELS, Question, Split, rng};
-use super::error::{Result, TrainError};
-use super::model::{Model, ModelConfig, Output, attention_mask};
-use super::options::{RotaryChoice, RunConfig};
+use crate::clip::{Clip, TEXT_TOKENS};
+use crate::config::Config;
+use crate::data::{Digits, Draw, PIXELS, Question, Split, rng};
+use crate::error::{DigitsError, Result};
+use crate::model::{Model, ModelConfig, Output, attention_mask};
 
 /// Seed of the test's questions: every run answers the same ones.
 const TEST_SEED: u64 = 0;
@@ -24,9 +23,33 @@ const TEST_BATCH: usize = 256;
 /// Most scores of a head in such a batch: 16 MiB.
 const TEST_SCORES: usize = 1 << 22;
 
+/// The results so far.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct History {
+    /// Loss of each step: mean cross entropy in nats.
+    pub losses: Vec<f32>,
+    /// Share of right answers in each step.
+    pub accuracies: Vec<f32>,
+    /// Tests on unseen digits.
+    pub tests: Vec<Test>,
+    /// Time spent in steps.
+    pub seconds: f64,
+}
+
+/// A test on unseen digits.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Test {
+    /// Steps trained before it.
+    pub step: usize,
+    /// Share of right answers.
+    pub accuracy: f32,
+    /// Mean cross entropy in nats.
+    pub loss: f32,
+}
+
 /// A model in training.
-pub(crate) struct Trainer {
-    config: RunConfig,
+pub struct Trainer {
+    config: Config,
     clip: Clip,
     digits: Digits,
     model: Model,
@@ -72,20 +95,16 @@ impl Trainer {
     /// Draws a fresh model.
     ///
     /// # Errors
-    /// [`TrainError::Rotary`] if the rotation is refused.
-    pub(crate) fn new(config: RunConfig, device: &Device) -> Result<Self> {
-        let clip = config.clip();
+    /// [`DigitsError::Rotary`] if the rotation is refused.
+    pub fn new(config: Config, device: &Device) -> Result<Self> {
+        let clip = config.clip;
         let sizes = ModelConfig::new(clip.vocabulary());
         let spec = config.spec(sizes.head_dim)?;
         let positions = Positions::new(spec.axis_count(), &clip.position_ids(config.axes))?;
         let rotary = |implementation| {
             Rotary::new(spec.clone(), Layout::Bsnd).with_implementation(implementation)
         };
-        let rotary = match config.rotary {
-            RotaryChoice::Fused => Some(rotary(Implementation::Fused)),
-            RotaryChoice::Composed => Some(rotary(Implementation::Composed)),
-            RotaryChoice::None => None,
-        };
+        let rotary = config.rotary.map(rotary);
         let context = |device| Context::new(device, clip, rotary.as_ref(), &positions);
         let training = context(device.clone().autodiff())?;
         let testing = context(device.clone())?;
@@ -114,60 +133,42 @@ impl Trainer {
         })
     }
 
-    /// Continues from the last checkpoint in `folder`.
-    ///
-    /// # Errors
-    /// Those of [`checkpoint::load`].
-    pub(crate) fn resume(config: RunConfig, device: &Device, folder: &Path) -> Result<Self> {
-        let mut trainer = Self::new(config, device)?;
-        (trainer.history, trainer.model, trainer.optimizer) =
-            checkpoint::load(folder, &trainer.config, trainer.model, trainer.optimizer)?;
-        Ok(trainer)
-    }
-
-    /// Saves a checkpoint in `folder`.
-    pub(crate) fn save(&self, folder: &Path) -> Result<PathBuf> {
-        checkpoint::save(
-            folder,
-            &self.config,
-            &self.history,
-            &self.model,
-            &self.optimizer,
-        )
-    }
-
-    pub(crate) fn config(&self) -> &RunConfig {
+    /// The configuration.
+    pub fn config(&self) -> &Config {
         &self.config
     }
 
-    pub(crate) fn digits(&self) -> &Digits {
+    /// The digits.
+    pub fn digits(&self) -> &Digits {
         &self.digits
     }
 
-    pub(crate) fn model(&self) -> &Model {
+    /// The model.
+    pub fn model(&self) -> &Model {
         &self.model
     }
 
-    pub(crate) fn history(&self) -> &History {
+    /// The results so far.
+    pub fn history(&self) -> &History {
         &self.history
     }
 
     /// Steps that are done.
-    pub(crate) fn steps(&self) -> usize {
+    pub fn steps(&self) -> usize {
         self.history.losses.len()
     }
 
     /// Tokens read in a second, over all steps.
-    pub(crate) fn tokens_per_second(&self) -> f64 {
+    pub fn tokens_per_second(&self) -> f64 {
         (self.steps() * self.config.batch * self.clip.tokens()) as f64 / self.history.seconds
     }
 
     /// One step: forward, backward, AdamW.
     ///
     /// # Errors
-    /// [`TrainError::Diverged`] if the loss is not finite; [`TrainError::Device`], also for the
+    /// [`DigitsError::Diverged`] if the loss is not finite; [`DigitsError::Device`], also for the
     /// step before, whose backward may still run when its call returns.
-    pub(crate) fn step(&mut self) -> Result<()> {
+    pub fn step(&mut self) -> Result<()> {
         let started = Instant::now();
         let step = self.steps();
         let mut rng = rng(self.config.seed, Draw::Step(step));
@@ -180,7 +181,7 @@ impl Trainer {
         let loss = self.loss.forward(output.logits.clone(), answers.clone());
         let value = number(loss.clone())?;
         if !value.is_finite() {
-            return Err(TrainError::Diverged {
+            return Err(DigitsError::Diverged {
                 step: step + 1,
                 loss: value,
             });
@@ -201,11 +202,11 @@ impl Trainer {
     /// The first question of the test.
     ///
     /// # Errors
-    /// [`TrainError::Read`]; none is expected.
-    pub(crate) fn first_test_question(&self) -> Result<Question> {
+    /// [`DigitsError::Read`]; none is expected.
+    pub fn first_test_question(&self) -> Result<Question> {
         let mut rng = rng(TEST_SEED, Draw::Test);
         let mut one = self.digits.questions(Split::Test, self.clip, 1, &mut rng);
-        let missing = TrainError::Read {
+        let missing = DigitsError::Read {
             expected: 1,
             found: 0,
         };
@@ -217,8 +218,8 @@ impl Trainer {
     /// possible without positions.
     ///
     /// # Errors
-    /// [`TrainError::Device`].
-    pub(crate) fn test(&self, count: usize) -> Result<(Test, f64)> {
+    /// [`DigitsError::Device`].
+    pub fn test(&self, count: usize) -> Result<(Test, f64)> {
         let model = self.model.valid();
         let tokens = self.clip.tokens();
         let most = (TEST_SCORES / (tokens * tokens)).clamp(1, TEST_BATCH);
@@ -250,8 +251,8 @@ impl Trainer {
     /// Tests by the first `count` questions and keeps the result in the history.
     ///
     /// # Errors
-    /// [`TrainError::Device`].
-    pub(crate) fn record_test(&mut self, count: usize) -> Result<()> {
+    /// [`DigitsError::Device`].
+    pub fn record_test(&mut self, count: usize) -> Result<()> {
         let (test, _) = self.test(count)?;
         self.history.tests.push(test);
         Ok(())
@@ -260,8 +261,8 @@ impl Trainer {
     /// Answers one question, with the attention of the last token.
     ///
     /// # Errors
-    /// [`TrainError::Device`].
-    pub(crate) fn answer(&self, question: &Question) -> Result<Answer> {
+    /// [`DigitsError::Device`].
+    pub fn answer(&self, question: &Question) -> Result<Answer> {
         let batch = self.batch(std::slice::from_ref(question), &self.testing.device);
         let output = forward(&self.model.valid(), batch, &self.testing);
         let probabilities = floats(burn::tensor::activation::softmax(output.logits, 1))?;
@@ -328,11 +329,13 @@ impl ModuleVisitor for DrawWeights {
 }
 
 /// The model's answer to one question.
-pub(crate) struct Answer {
-    pub(crate) digit: u8,
-    pub(crate) probability: f32,
+pub struct Answer {
+    /// The digit.
+    pub digit: u8,
+    /// Its probability.
+    pub probability: f32,
     /// Attention of the last token to each cell, by layer and head.
-    pub(crate) attention: Vec<Vec<Vec<f32>>>,
+    pub attention: Vec<Vec<Vec<f32>>>,
 }
 
 fn forward(model: &Model, batch: Batch, context: &Context) -> Output {
@@ -358,35 +361,25 @@ fn floats<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>> {
 fn number(tensor: Tensor<1>) -> Result<f32> {
     let values = floats(tensor)?;
     let found = values.len();
-    let wrong = TrainError::Read { expected: 1, found };
+    let wrong = DigitsError::Read { expected: 1, found };
     values.first().copied().ok_or(wrong)
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use std::sync::Mutex;
 
-    use clap::Parser;
+    use rope_burn::Implementation;
+    use rope_core::Pairing;
 
     use super::*;
 
     /// burn's generator is one for the whole process.
     static SEED: Mutex<()> = Mutex::new(());
 
-    #[derive(Parser)]
-    struct Options {
-        #[command(flatten)]
-        run: RunConfig,
-    }
-
-    pub(crate) fn options(text: &str) -> RunConfig {
-        let arguments = text.split_whitespace();
-        Options::parse_from(std::iter::once("train").chain(arguments)).run
-    }
-
-    fn trainer(text: &str) -> Trainer {
+    fn trainer(config: Config) -> Trainer {
         let _held = SEED.lock().unwrap();
-        Trainer::new(options(text), &Device::flex()).unwrap()
+        Trainer::new(config, &Device::flex()).unwrap()
     }
 
     fn losses(trainer: &mut Trainer, steps: usize) -> Vec<f32> {
@@ -396,12 +389,27 @@ pub(crate) mod tests {
 
     #[test]
     fn fused_and_composed_follow_the_same_losses_and_none_does_not() {
-        for pairing in ["half", "adjacent", "quarter", "interleave-half"] {
-            let run = |rotary: &str| {
-                let text = format!("--steps 4 --batch 4 --rotary {rotary} --pairing {pairing}");
-                losses(&mut trainer(&text), 4)
+        for pairing in [
+            Pairing::Half,
+            Pairing::Adjacent,
+            Pairing::Quarter,
+            Pairing::InterleaveHalf,
+        ] {
+            let run = |rotary| {
+                let config = Config {
+                    rotary,
+                    pairing,
+                    steps: 4,
+                    batch: 4,
+                    ..Config::default()
+                };
+                losses(&mut trainer(config), 4)
             };
-            let (fused, composed, none) = (run("fused"), run("composed"), run("none"));
+            let (fused, composed, none) = (
+                run(Some(Implementation::Fused)),
+                run(Some(Implementation::Composed)),
+                run(None),
+            );
             let apart = |a: &[f32], b: &[f32]| {
                 a.iter()
                     .zip(b)
@@ -414,42 +422,12 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_resumed_run_has_the_losses_of_an_uninterrupted_one() {
-        let folder = std::env::temp_dir().join(format!("mrope-resume-{}", std::process::id()));
-        let text = "--steps 6 --batch 4 --seed 9";
-        let expected = losses(&mut trainer(text), 6);
-
-        let mut first = trainer(text);
-        losses(&mut first, 2);
-        first.save(&folder).unwrap();
-        losses(&mut first, 1);
-        first.save(&folder).unwrap();
-        let resume = |text: &str| {
-            let _held = SEED.lock().unwrap();
-            Trainer::resume(options(text), &Device::flex(), &folder)
-        };
-        let mut second = resume(text).unwrap();
-        assert_eq!(second.steps(), 3);
-        assert_eq!(losses(&mut second, 3), expected);
-
-        let error = resume("--steps 6 --batch 4 --seed 8").err().unwrap();
-        let TrainError::OtherRun {
-            option,
-            expected,
-            found,
-        } = error
-        else {
-            panic!("{error}");
-        };
-        assert_eq!((&*option, &*expected, &*found), ("seed", "8", "9"));
-        std::fs::remove_dir_all(&folder).unwrap();
-        assert!(matches!(resume(text), Err(TrainError::NoCheckpoint { .. })));
-    }
-
-    #[test]
     fn without_rotation_the_place_of_a_digit_makes_no_difference() {
-        let chance = |rotary: &str| {
-            let trainer = trainer(&format!("--rotary {rotary}"));
+        let chance = |rotary| {
+            let trainer = trainer(Config {
+                rotary,
+                ..Config::default()
+            });
             let question = |digits: [usize; 8]| Question {
                 digits: digits.to_vec(),
                 nudges: vec![[0, 0]; 8],
@@ -458,15 +436,22 @@ pub(crate) mod tests {
             [[0, 1, 2, 3, 4, 5, 6, 7], [7, 6, 5, 4, 3, 2, 1, 0]]
                 .map(|digits| trainer.answer(&question(digits)).unwrap().probability)
         };
-        let [a, b] = chance("none");
+        let [a, b] = chance(None);
         assert!((a - b).abs() < 1e-5, "{a} {b}");
-        let [a, b] = chance("fused");
+        let [a, b] = chance(Some(Implementation::Fused));
         assert!((a - b).abs() > 1e-4, "{a} {b}");
     }
 
     #[test]
     fn attention_to_cells_is_a_part_of_one() {
-        let trainer = trainer("--frames 1 --rows 2 --columns 3");
+        let trainer = trainer(Config {
+            clip: Clip {
+                frames: 1,
+                rows: 2,
+                columns: 3,
+            },
+            ..Config::default()
+        });
         let question = &trainer.first_test_question().unwrap();
         let answer = trainer.answer(question).unwrap();
         for head in answer.attention.iter().flatten() {
@@ -478,7 +463,11 @@ pub(crate) mod tests {
 
     #[test]
     fn the_learning_rate_rises_then_falls_to_zero() {
-        let config = options("--steps 1000 --learning-rate 0.01");
+        let config = Config {
+            steps: 1000,
+            learning_rate: 0.01,
+            ..Config::default()
+        };
         let rate = |step| config.learning_rate_at(step);
         assert!(rate(0) < 2e-4 && rate(50) < rate(99));
         assert!(rate(100) == 0.01 && rate(400) == 0.01 && rate(600) > rate(900));

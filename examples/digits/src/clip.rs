@@ -3,9 +3,6 @@
 //! A sequence is `<start>`, one token per cell of the clip, then the question: `frame 1`, `row 0`,
 //! `column 1`, `?`.
 
-use clap::ValueEnum;
-use serde::{Deserialize, Serialize};
-
 /// Words of a question.
 pub(crate) const QUESTION_WORDS: usize = 4;
 /// Text tokens of a sequence: `<start>` and the question.
@@ -21,36 +18,38 @@ const ASK: usize = 1;
 const COORDINATES: usize = 2;
 
 /// The axes of a position.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Axes {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Axes {
+    /// Time, height and width.
     Mrope,
-    #[value(name = "1d")]
-    #[serde(rename = "1d")]
+    /// The index in the sequence.
     OneD,
 }
 
 /// Frames of rows of columns; a cell holds one digit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Clip {
-    pub(crate) frames: usize,
-    pub(crate) rows: usize,
-    pub(crate) columns: usize,
+pub struct Clip {
+    /// Frames of a clip.
+    pub frames: usize,
+    /// Rows of a frame.
+    pub rows: usize,
+    /// Columns of a frame.
+    pub columns: usize,
 }
 
 impl Clip {
     /// Digits in a clip.
-    pub(crate) fn cells(self) -> usize {
+    pub fn cells(self) -> usize {
         self.frames * self.rows * self.columns
     }
 
     /// Tokens in a sequence.
-    pub(crate) fn tokens(self) -> usize {
+    pub fn tokens(self) -> usize {
         self.cells() + TEXT_TOKENS
     }
 
     /// Frame, row and column of a cell.
-    pub(crate) fn coordinates(self, cell: usize) -> [usize; 3] {
+    pub fn coordinates(self, cell: usize) -> [usize; 3] {
         let row = cell / self.columns;
         [row / self.rows, row % self.rows, cell % self.columns]
     }
@@ -65,7 +64,7 @@ impl Clip {
     /// With three axes as in Qwen2-VL (Wang et al. 2024, section 2.1): a text token has the same id
     /// on T, H and W; a cell has its (frame, row, column), counted from the start of the clip; text
     /// continues one past the largest id.
-    pub(crate) fn position_ids(self, axes: Axes) -> Vec<i64> {
+    pub fn position_ids(self, axes: Axes) -> Vec<i64> {
         let ids = |axis: usize| {
             let start = 1;
             let question = start + self.longest();
@@ -81,19 +80,19 @@ impl Clip {
     }
 
     /// Words in the vocabulary.
-    pub(crate) fn vocabulary(self) -> usize {
+    pub fn vocabulary(self) -> usize {
         COORDINATES + AXIS_NAMES.len() * self.longest()
     }
 
     /// The text tokens of a sequence that asks for `cell`.
-    pub(crate) fn words(self, cell: usize) -> [i64; TEXT_TOKENS] {
+    pub fn words(self, cell: usize) -> [i64; TEXT_TOKENS] {
         let [frame, row, column] = self.coordinates(cell);
         let word = |axis: usize, number: usize| COORDINATES + axis * self.longest() + number;
         [START, word(0, frame), word(1, row), word(2, column), ASK].map(|word| word as i64)
     }
 
     /// The question in words.
-    pub(crate) fn question(self, cell: usize) -> String {
+    pub fn question(self, cell: usize) -> String {
         let words: Vec<String> = AXIS_NAMES
             .iter()
             .zip(self.coordinates(cell))

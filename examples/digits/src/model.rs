@@ -9,8 +9,8 @@ use burn::prelude::*;
 use burn::tensor::activation::softmax;
 use rope_burn::{Rotary, RotaryAngles};
 
-use super::clip::{Clip, QUESTION_WORDS};
-use super::data::{CLASSES, PIXELS};
+use crate::clip::{Clip, QUESTION_WORDS};
+use crate::data::{CLASSES, PIXELS};
 
 /// Standard deviation of the word embeddings at the start. Small, so that the embedding of `?` does
 /// not outweigh what attention gathers for it from the question.
@@ -20,30 +20,30 @@ const EMBEDDING_STD: f64 = 0.02;
 #[derive(Config, Debug)]
 pub(crate) struct ModelConfig {
     /// Words and numbers.
-    pub(crate) vocabulary: usize,
+    pub vocabulary: usize,
     /// Channels of the residual stream.
     #[config(default = 64)]
-    pub(crate) width: usize,
+    pub width: usize,
     /// Blocks.
     #[config(default = 2)]
-    pub(crate) layers: usize,
+    pub layers: usize,
     /// Heads of q.
     #[config(default = 4)]
-    pub(crate) heads: usize,
+    pub heads: usize,
     /// Heads of k and v.
     #[config(default = 2)]
-    pub(crate) kv_heads: usize,
+    pub kv_heads: usize,
     /// Channels of a head.
     #[config(default = 32)]
-    pub(crate) head_dim: usize,
+    pub head_dim: usize,
     /// Hidden channels of the feed-forward network.
     #[config(default = 128)]
-    pub(crate) hidden: usize,
+    pub hidden: usize,
 }
 
 /// Answers a question about a clip.
 #[derive(Module, Debug)]
-pub(crate) struct Model {
+pub struct Model {
     patch: Linear,
     word: Embedding,
     blocks: Vec<Block>,
@@ -52,11 +52,11 @@ pub(crate) struct Model {
 }
 
 /// The result of a forward pass.
-pub(crate) struct Output {
+pub struct Output {
     /// `[batch, classes]`, read at the last token.
-    pub(crate) logits: Tensor<2>,
+    pub logits: Tensor<2>,
     /// Of each layer, `[batch, heads, seq, seq]`; rows sum to one.
-    pub(crate) attention: Vec<Tensor<4>>,
+    pub attention: Vec<Tensor<4>>,
 }
 
 impl ModelConfig {
@@ -115,7 +115,7 @@ impl Model {
     /// - `patches`: `[batch, cells, pixels]`
     /// - `words`: `[batch, 1 + question words]`, `<start>` first
     /// - `mask`: `[1, 1, seq, seq]`, added to the attention scores
-    pub(crate) fn forward(
+    pub fn forward(
         &self,
         patches: Tensor<3>,
         words: Tensor<2, Int>,

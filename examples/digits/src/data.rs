@@ -3,30 +3,30 @@
 use rand::{Rng, RngExt, SeedableRng, rngs::StdRng};
 use safetensors::SafeTensors;
 
-use super::clip::Clip;
-use super::error::{Result, TrainError};
+use crate::clip::Clip;
+use crate::error::{DigitsError, Result};
 
 /// Pixels of one scan: 8 rows of 8, values in `[0, 1]`.
 pub(crate) const PIXELS: usize = SIDE * SIDE;
 /// Rows of a scan, and columns.
-pub(crate) const SIDE: usize = 8;
+pub const SIDE: usize = 8;
 /// The answers: the ten digits.
-pub(crate) const CLASSES: usize = 10;
+pub const CLASSES: usize = 10;
 
 /// One digit of this number is kept for the test, by its index in the data set.
 const TEST_EVERY: usize = 5;
 
-const FILE: &[u8] = include_bytes!("../../data/digits/digits.safetensors");
+const FILE: &[u8] = include_bytes!("../data/digits.safetensors");
 
 /// The part of the scans that a question is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Split {
+pub enum Split {
     Train,
     Test,
 }
 
-/// The scans (`data/digits/README.md` names their source), split before any sampling.
-pub(crate) struct Digits {
+/// The scans (`data/README.md` names their source), split before any sampling.
+pub struct Digits {
     images: Vec<[f32; PIXELS]>,
     labels: Vec<u8>,
     train: Vec<usize>,
@@ -37,18 +37,19 @@ impl Digits {
     /// Reads the scans that are built into the program.
     ///
     /// # Errors
-    /// [`TrainError::Digits`] if they do not have the expected shape.
-    pub(crate) fn load() -> Result<Self> {
-        let file = SafeTensors::deserialize(FILE).map_err(|e| TrainError::Digits(e.to_string()))?;
+    /// [`DigitsError::Digits`] if they do not have the expected shape.
+    pub fn load() -> Result<Self> {
+        let file =
+            SafeTensors::deserialize(FILE).map_err(|e| DigitsError::Digits(e.to_string()))?;
         let tensor = |name: &str| {
             file.tensor(name)
                 .map(|t| t.data())
-                .map_err(|e| TrainError::Digits(e.to_string()))
+                .map_err(|e| DigitsError::Digits(e.to_string()))
         };
         let (pixels, labels) = (tensor("images")?, tensor("labels")?.to_vec());
         let (images, rest) = pixels.as_chunks::<PIXELS>();
         if images.len() != labels.len() || !rest.is_empty() {
-            return Err(TrainError::Digits(format!(
+            return Err(DigitsError::Digits(format!(
                 "{} labels for {} pixels",
                 labels.len(),
                 pixels.len()
@@ -68,7 +69,7 @@ impl Digits {
     }
 
     /// The indices of the scans in one part.
-    pub(crate) fn indices(&self, split: Split) -> &[usize] {
+    pub fn indices(&self, split: Split) -> &[usize] {
         match split {
             Split::Train => &self.train,
             Split::Test => &self.test,
@@ -76,7 +77,7 @@ impl Digits {
     }
 
     /// Draws `count` questions about clips whose digits all come from `split`.
-    pub(crate) fn questions(
+    pub fn questions(
         &self,
         split: Split,
         clip: Clip,
@@ -105,7 +106,7 @@ impl Digits {
     }
 
     /// The pixels of one cell, as the model receives them.
-    pub(crate) fn cell(&self, question: &Question, cell: usize) -> [f32; PIXELS] {
+    pub fn cell(&self, question: &Question, cell: usize) -> [f32; PIXELS] {
         let image = self.image(question.digits[cell]);
         let [down, right] = question.nudges[cell];
         std::array::from_fn(|pixel| {
@@ -121,23 +122,23 @@ impl Digits {
     }
 
     /// The pixels of one scan.
-    pub(crate) fn image(&self, digit: usize) -> &[f32; PIXELS] {
+    pub fn image(&self, digit: usize) -> &[f32; PIXELS] {
         &self.images[digit]
     }
 
     /// The digit that one scan shows.
-    pub(crate) fn label(&self, digit: usize) -> u8 {
+    pub fn label(&self, digit: usize) -> u8 {
         self.labels[digit]
     }
 
     /// The right answer to a question.
-    pub(crate) fn answer(&self, question: &Question) -> u8 {
+    pub fn answer(&self, question: &Question) -> u8 {
         self.label(question.digits[question.cell])
     }
 
     /// The best accuracy on `questions` of a reader who does not know where a digit is: it names
     /// the most frequent digit of the clip, and reads without error.
-    pub(crate) fn accuracy_without_position(&self, questions: &[Question]) -> f64 {
+    pub fn accuracy_without_position(&self, questions: &[Question]) -> f64 {
         let expected: f64 = questions
             .iter()
             .map(|q| {
@@ -155,11 +156,13 @@ impl Digits {
 /// A clip, as the index of the scan in each cell (frames, then rows, then columns), and the cell
 /// that is asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Question {
-    pub(crate) digits: Vec<usize>,
+pub struct Question {
+    /// The scan in each cell.
+    pub digits: Vec<usize>,
     /// Pixels by which each scan is moved, down and right: none in a test.
-    pub(crate) nudges: Vec<[isize; 2]>,
-    pub(crate) cell: usize,
+    pub nudges: Vec<[isize; 2]>,
+    /// The cell that is asked for.
+    pub cell: usize,
 }
 
 /// How a scan of the training part may be moved, so that the model learns digits and not these
