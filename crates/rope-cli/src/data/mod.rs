@@ -1,7 +1,6 @@
 //! `mrope data`: training data, before a model is trained on them.
 
 mod lengths;
-mod page;
 mod report;
 
 use std::error::Error;
@@ -14,15 +13,17 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand, ValueHint};
 use indicatif::{ProgressBar, ProgressStyle};
-use vlm_data::SampleEncoder;
-use vlm_data::check::{CheckOptions, DataReport, Severity, check_data};
-use vlm_data::text::TextError;
+use rope_core::position_ids::{PositionRules, Prompt, Rows};
+use vlm_data::check::{CheckOptions, DataReport, PageSample, SamplePage, Severity, check_data};
 use vlm_data::text::format::Conversations;
+use vlm_data::text::{Conversation, TextError};
+use vlm_data::{SampleEncoder, TrainingSample};
+use vlm_train::job::{Faulty, LabelOptions, RecordOptions, TooLong};
 
 use self::report::Checked;
 use crate::arguments::count_in;
+use crate::files;
 use crate::stdio::{note, stdout};
-use vlm_train::job::{Faulty, LabelOptions, RecordOptions, TooLong};
 
 const FORMAT: &str = include_str!("format.txt");
 const LENGTHS: &str = "lengths.svg";
@@ -211,8 +212,53 @@ impl CheckArgs {
         };
         let report = check_data(std::iter::once(record), encoder, options, &|_, _| {});
         let file = self.out.join(format!("line-{line}.html"));
-        page::write(&file, self, encoder, conversation.as_ref(), line, &report)
+        let page = self.page(line, encoder, conversation.as_ref(), &report)?;
+        files::replace(&file, page.as_bytes())
             .map_err(|error| format!("cannot write {}: {error}", file.display()))?;
         Ok((report, file))
+    }
+
+    /// The page of a record.
+    fn page(
+        &self,
+        line: u64,
+        encoder: &SampleEncoder,
+        conversation: Option<&Conversation>,
+        report: &DataReport,
+    ) -> Result<String, Box<dyn Error>> {
+        // The report has the error of a record that gives no sample.
+        let sample = conversation.and_then(|conversation| encoder.encode(conversation).ok());
+        let ids = sample.as_ref().map(|sample| self.position_ids(sample));
+        let ids = ids.transpose()?;
+        let page = SamplePage {
+            title: &format!("{}, line {line}", self.file.display()),
+            model: &self.model.display().to_string(),
+            report,
+            conversation,
+            sample: sample
+                .as_ref()
+                .zip(ids.as_ref())
+                .map(|(sample, ids)| PageSample {
+                    sample,
+                    ids,
+                    range: crate::positions::range,
+                }),
+        };
+        Ok(page.render(encoder)?)
+    }
+
+    /// Position ids of a sample's tokens: time, height, width.
+    fn position_ids(&self, sample: &TrainingSample) -> Result<[Vec<f64>; 3], Box<dyn Error>> {
+        let config = self.model.join("config.json");
+        let config = plain_files::read_text(&config, plain_files::MAX_TEXT_BYTES)?;
+        let ids = PositionRules::from_hf_config(&config)?.position_ids(&Prompt {
+            input_ids: &sample.text.input_ids,
+            rows: Rows::Batch(1),
+            image_grids: &sample.image_grids,
+            video_grids: &sample.video_grids,
+            seconds_per_grid: Some(&sample.seconds_per_grid),
+            ..Prompt::default()
+        })?;
+        Ok([0, 1, 2].map(|axis| ids.axis(axis).to_vec()))
     }
 }

@@ -7,6 +7,7 @@
 mod budget;
 mod findings;
 mod media;
+mod page;
 mod report;
 mod texts;
 
@@ -15,6 +16,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use findings::{Findings, FoundAt, Severity};
+pub use page::{PageSample, SamplePage};
 pub use report::{DataReport, Histogram, Packing, SampleCounts, Spread};
 
 use crate::sample::SampleEncoder;
