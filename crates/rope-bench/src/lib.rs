@@ -12,7 +12,9 @@
 //! | [`sample`] | alternating samples of several contestants |
 //! | [`rows`] | results, as JSON lines |
 //! | [`names`] | names of implementations in results |
+//! | [`burn`] | rotations and attention in burn: bytes and time |
 
+pub mod burn;
 pub mod cases;
 pub mod memory;
 pub mod names;

@@ -15,6 +15,8 @@ pub mod gradcheck;
 pub mod model;
 pub mod names;
 pub mod tolerance;
+#[cfg(feature = "models")]
+pub mod verify;
 
 pub use fixtures::fixtures;
 

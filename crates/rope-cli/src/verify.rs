@@ -9,11 +9,10 @@ use std::process::ExitCode;
 use clap::{Args, ValueEnum};
 use rope_burn::Implementation;
 use rope_check::ascend;
-use rope_check::buffer::DType;
-use rope_check::engine::{Engine, burn_engines, host_engines};
-use rope_check::golden::{Artifact, GoldenError, Row};
-use rope_check::model::{GPU_SLACK, ModelError, Models, is_model_folder};
-use rope_core::InstructionSet;
+use rope_check::engine::{burn_engines, host_engines};
+use rope_check::golden::Row;
+use rope_check::model::{GPU_SLACK, ModelError, Models};
+use rope_check::verify::{Engines, Outcome, Tally, files, verify};
 use serde::Serialize;
 
 use crate::device::{Compute, Device, DeviceArgs, Place, explained};
@@ -112,12 +111,19 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<ExitCode, Box<dyn Error>> {
         "best" if !is_host => Engines::Named(engines),
         name => Engines::named(engines, name)?,
     };
+    let compare_model = |folder: &Path| {
+        let compared = on_device()?.models.compare(folder);
+        compared.map_err(|error| match error {
+            ModelError::Device(error) => explained(&error).into(),
+            other => Box::<dyn Error>::from(other),
+        })
+    };
     let mut out = BufWriter::new(stdout());
     let mut tally = Tally::default();
     for path in &args.paths {
         for file in files(path) {
             let outcome = match file {
-                Ok(file) => verify(&file, &engines, &on_device, file != *path),
+                Ok(file) => verify(&file, &engines, &compare_model, file != *path),
                 Err((path, error)) => Outcome::unreadable(&path, error),
             };
             tally.add(&outcome);
@@ -129,7 +135,7 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<ExitCode, Box<dyn Error>> {
         }
     }
     if !args.json {
-        writeln!(out, "\n{tally}")?;
+        writeln!(out, "\n{}", Summary(tally))?;
     }
     out.flush()?;
     if tally.rows + tally.unreadable == 0 {
@@ -172,224 +178,26 @@ impl OnDevice {
     }
 }
 
-/// The engines that a name selects.
-enum Engines {
-    /// For each element type, the widest kernel that has it.
-    Best(Vec<Box<dyn Engine>>),
-    /// All of them.
-    Named(Vec<Box<dyn Engine>>),
-}
+/// The last line.
+struct Summary(Tally);
 
-impl Engines {
-    fn named(mut engines: Vec<Box<dyn Engine>>, name: &str) -> Result<Self, String> {
-        if name == "all" {
-            return Ok(Self::Named(engines));
-        }
-        if name == "best" {
-            let widest = format!("cpu/{}", InstructionSet::best());
-            engines.sort_by_key(|engine| engine.name() != widest);
-            return Ok(Self::Best(engines));
-        }
-        let names: Vec<String> = engines.iter().map(|engine| engine.name()).collect();
-        let is_part = |whole: &str| {
-            let parts: Vec<&str> = whole.split('/').collect();
-            name.split(['/', '-']).all(|part| parts.contains(&part))
-        };
-        match engines.iter().position(|engine| engine.name() == name) {
-            Some(exact) => engines = vec![engines.swap_remove(exact)],
-            None => engines.retain(|engine| is_part(&engine.name())),
-        }
-        if engines.is_empty() {
-            let names = names.join(", ");
-            return Err(format!(
-                "no engine {name:?} on this machine; expected best, all or a part of {names}"
-            ));
-        }
-        Ok(Self::Named(engines))
-    }
-
-    fn of(&self, dtype: DType) -> impl Iterator<Item = &dyn Engine> {
-        let (engines, count) = match self {
-            Self::Best(engines) => (engines, 1),
-            Self::Named(engines) => (engines, usize::MAX),
-        };
-        let supporting = engines.iter().filter(move |engine| engine.supports(dtype));
-        supporting.map(|engine| &**engine).take(count)
-    }
-}
-
-/// The outcome for one file.
-struct Outcome {
-    file: String,
-    result: Result<Vec<Row>, Box<dyn Error>>,
-    /// Why it, or a part of it, was not compared.
-    skipped: Option<String>,
-    /// The comparisons that known limits of engines or element types rule out.
-    refused: Vec<Refused>,
-    /// Rows that an engine or a model computed.
-    rotated: usize,
-}
-
-/// A comparison that the limits of an engine or of an element type rule out.
-#[derive(Serialize)]
-struct Refused {
-    dtype: DType,
-    engine: String,
-    skipped: String,
-}
-
-impl Outcome {
-    fn unreadable(path: &Path, error: io::Error) -> Self {
-        let error = GoldenError::from(error);
-        let expected = "expected a golden file, or a folder of them or of a model";
-        Self {
-            file: path.display().to_string(),
-            result: Err(format!("{error}; {expected}").into()),
-            skipped: None,
-            refused: Vec::new(),
-            rotated: 0,
-        }
-    }
-}
-
-fn verify<'a>(
-    path: &Path,
-    engines: &Engines,
-    on_device: &dyn Fn() -> Result<&'a OnDevice, String>,
-    in_folder: bool,
-) -> Outcome {
-    let (mut skipped, mut refused, mut rotated) = (None, Vec::new(), 0);
-    let rows = || -> Result<Vec<Row>, Box<dyn Error>> {
-        if in_folder && is_linked_folder(path) {
-            skipped = Some("a link to a folder, which is not followed".to_owned());
-            return Ok(Vec::new());
-        }
-        if path.is_dir() {
-            let report = on_device()?
-                .models
-                .compare(path)
-                .map_err(|error| match error {
-                    ModelError::Device(error) => explained(&error).into(),
-                    other => Box::<dyn Error>::from(other),
-                })?;
-            skipped = report.skipped;
-            rotated += report.computed;
-            return Ok(report.rows);
-        }
-        Ok(match Artifact::open(path)? {
-            Artifact::Tables(tables) => tables.compare()?,
-            Artifact::Prompts(prompts) => prompts.compare()?,
-            Artifact::Vectors(vectors) => {
-                let mut rows = vectors.lost_gradients();
-                rows.extend(vectors.compare_angles()?);
-                for dtype in DType::ALL {
-                    for engine in engines.of(dtype) {
-                        match vectors.compare(engine, dtype) {
-                            Ok(compared) => {
-                                rotated += compared.len();
-                                rows.extend(compared);
-                            }
-                            Err(error) => refused.push(Refused {
-                                dtype,
-                                engine: engine.name(),
-                                skipped: error.limit().ok_or(error)?,
-                            }),
-                        }
-                    }
-                }
-                vectors.explain(&mut rows);
-                rows
-            }
-            Artifact::Other { reason } if in_folder => {
-                skipped = Some(reason.to_owned());
-                Vec::new()
-            }
-            Artifact::Other { reason } => return Err(GoldenError::NotGolden { reason }.into()),
-        })
-    };
-    Outcome {
-        file: path.display().to_string(),
-        result: { rows }(),
-        skipped,
-        refused,
-        rotated,
-    }
-}
-
-type Unreadable = (PathBuf, io::Error);
-
-/// The files and model folders under a path, sorted, to any depth, and the links to folders, which
-/// are not followed.
-fn files(path: &Path) -> Vec<Result<PathBuf, Unreadable>> {
-    if let Err(error) = path.metadata() {
-        return vec![Err((path.to_owned(), error))];
-    }
-    if !path.is_dir() || is_model_folder(path) {
-        return vec![Ok(path.to_owned())];
-    }
-    let read = || {
-        let entries = path.read_dir()?.collect::<io::Result<Vec<_>>>()?;
-        let mut paths: Vec<_> = entries.into_iter().map(|entry| entry.path()).collect();
-        paths.sort();
-        Ok(paths)
-    };
-    let inner = |path: PathBuf| match is_linked_folder(&path) {
-        true => vec![Ok(path)],
-        false => files(&path),
-    };
-    match read() {
-        Err(error) => vec![Err((path.to_owned(), error))],
-        Ok(paths) => paths.into_iter().flat_map(inner).collect(),
-    }
-}
-
-fn is_linked_folder(path: &Path) -> bool {
-    path.is_symlink() && path.is_dir()
-}
-
-#[derive(Default)]
-struct Tally {
-    files: usize,
-    rows: usize,
-    failed: usize,
-    unreadable: usize,
-    skipped: usize,
-    refused: usize,
-    rotated: usize,
-}
-
-impl Tally {
-    fn add(&mut self, outcome: &Outcome) {
-        self.refused += outcome.refused.len();
-        self.rotated += outcome.rotated;
-        self.skipped += usize::from(outcome.skipped.is_some());
-        match &outcome.result {
-            Err(_) => self.unreadable += 1,
-            Ok(rows) => {
-                self.files += usize::from(!rows.is_empty());
-                self.rows += rows.len();
-                self.failed += rows.iter().filter(|row| !row.pass).count();
-            }
-        }
-    }
-}
-
-impl std::fmt::Display for Tally {
+impl std::fmt::Display for Summary {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self(tally) = self;
         write!(
             f,
             "{} of {}: {} out of tolerance; {} cannot be verified, {} skipped",
-            counted(self.rows, "row"),
-            counted(self.files, "file"),
-            self.failed,
-            counted(self.unreadable, "file"),
-            self.skipped
+            counted(tally.rows, "row"),
+            counted(tally.files, "file"),
+            tally.failed,
+            counted(tally.unreadable, "file"),
+            tally.skipped
         )?;
-        if self.refused > 0 {
+        if tally.refused > 0 {
             write!(
                 f,
                 "; {} skipped, beyond the limits of an operator or an element type",
-                counted(self.refused, "comparison")
+                counted(tally.refused, "comparison")
             )?;
         }
         Ok(())

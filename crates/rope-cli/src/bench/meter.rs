@@ -3,27 +3,18 @@
 use std::error::Error;
 
 use burn::tensor::Device as BurnDevice;
+use rope_bench::burn::{Meter, Sizes, float};
 use rope_bench::rows::Source;
 use rope_check::alloc::Usage;
 use rope_check::buffer::DType;
 
-use super::memory::float;
 use crate::ALLOCATOR;
 use crate::device::{Compute, Device, TokenArgs};
 use crate::gpu;
 use crate::stdio::note;
 
-/// Sizes from which allocations are counted separately.
-#[derive(Clone, Copy)]
-pub(crate) struct Sizes {
-    /// Large enough to hold tensor data.
-    pub(crate) data_bytes: usize,
-    /// As large as the smaller of q and k.
-    pub(crate) large_bytes: usize,
-}
-
 /// A device whose bytes can be counted.
-pub(crate) struct Meter {
+pub(crate) struct OpenMeter {
     compute: Compute,
     name: String,
     source: Source,
@@ -39,7 +30,7 @@ enum Counter {
     Pools,
 }
 
-impl Meter {
+impl OpenMeter {
     /// Opens the device.
     ///
     /// # Errors
@@ -72,11 +63,6 @@ impl Meter {
         })
     }
 
-    /// The device, without autodiff.
-    pub(crate) fn device(&self) -> BurnDevice {
-        self.compute.device().clone()
-    }
-
     /// True if the device has an element type; a GPU may lack one, which is said on standard error.
     pub(crate) fn has(&self, dtype: DType) -> bool {
         let is_gpu = self.counter == Counter::Pools;
@@ -90,34 +76,28 @@ impl Meter {
         }
         has
     }
+}
 
-    /// The name in results.
-    pub(crate) fn name(&self) -> &str {
+impl Meter for OpenMeter {
+    fn device(&self) -> BurnDevice {
+        self.compute.device().clone()
+    }
+
+    fn name(&self) -> &str {
         &self.name
     }
 
-    /// How the counts come about.
-    pub(crate) fn source(&self) -> Source {
+    fn source(&self) -> Source {
         self.source
     }
 
-    /// True if the device counts allocations, not only their bytes.
-    pub(crate) fn counts_allocations(&self) -> bool {
+    fn counts_allocations(&self) -> bool {
         self.counter == Counter::Allocator && self.compute.npu().is_none()
     }
 
-    /// Counts while `work` runs and until the device has done it.
-    ///
     /// On an NPU everything is data. The peak on a GPU is what its pools grew by, after they have
     /// given back what was free.
-    ///
-    /// # Errors
-    /// Those of the device.
-    pub(crate) fn count(
-        &self,
-        sizes: Sizes,
-        work: &mut dyn FnMut(),
-    ) -> Result<Usage, Box<dyn Error>> {
+    fn count(&self, sizes: Sizes, work: &mut dyn FnMut()) -> Result<Usage, Box<dyn Error>> {
         let device = self.compute.device();
         let (peak_bytes, retained_bytes, retained_data_bytes) =
             match (self.compute.npu(), self.counter) {

@@ -1,12 +1,7 @@
 //! `mrope bench`: what a rotation costs in bytes and in time, compared with other implementations.
 
-mod burn_speed;
-mod gpu_speed;
 mod memory;
 mod meter;
-mod norm_scheme;
-mod norm_speed;
-mod scheme;
 mod speed;
 
 use std::error::Error;

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use burn::tensor::Device as BurnDevice;
 use clap::Args;
+use rope_bench::burn::{float, gpu as gpu_speed, norm as norm_speed, speed as burn_speed};
 use rope_bench::cases::{DTYPES, Group, Selection, TimedCase, cases, gpu_cases};
 use rope_bench::names;
 use rope_bench::rotation::{BASELINE, ROTATION};
@@ -15,8 +16,7 @@ use rope_bench::sample::{Plan, Timing, samples};
 use rope_bench::timed::Together;
 use rope_check::buffer::DType;
 
-use super::memory::float;
-use super::{burn_speed, gpu_speed, norm_speed, print, progress};
+use super::{print, progress};
 use crate::arguments::{MAX_TOKENS, count_in, one_of};
 use crate::device::{Compute, Device, TokenArgs};
 use crate::stdio::{note, stdout};

@@ -4,16 +4,18 @@ use std::error::Error;
 use std::process::{Command, Stdio};
 
 use clap::{Args, ValueEnum};
+use rope_bench::burn::attention;
+use rope_bench::burn::memory::count;
+use rope_bench::burn::{Meter as _, float};
 use rope_bench::cases::DTYPES;
 use rope_bench::memory::{MODELS, Model, add_ratios};
 use rope_bench::rows::{MemoryRow, read_json_lines};
 use rope_check::buffer::DType;
 
-use super::attention;
-use super::measure::{count, float};
+use super::attention::table as attention_table;
 use super::table::table;
 use crate::arguments::{MAX_TOKENS, count_in, one_of};
-use crate::bench::meter::Meter;
+use crate::bench::meter::OpenMeter;
 use crate::bench::{print, progress};
 use crate::device::Device;
 use crate::memory;
@@ -174,7 +176,7 @@ impl Plan {
     }
 
     fn rows(&self, dtype: DType) -> Result<Vec<MemoryRow>, Box<dyn Error>> {
-        let meter = Meter::open(&self.device)?;
+        let meter = OpenMeter::open(&self.device)?;
         if !meter.has(dtype) {
             return Ok(Vec::new());
         }
@@ -235,10 +237,12 @@ fn count_attention(args: &MemoryArgs) -> Result<(), Box<dyn Error>> {
         let what = format!("attention in {}", dtype.name());
         memory::expect(&args.device, needed, &what, "choose fewer --tokens")?;
     }
-    let meter = Meter::open(&args.device)?;
+    let meter = OpenMeter::open(&args.device)?;
     let mut rows = Vec::new();
     for &dtype in args.dtype.iter().filter(|dtype| meter.has(**dtype)) {
-        rows.extend(attention::count(&meter, tokens, dtype)?);
+        let bar = progress(2 * tokens.len())?;
+        rows.extend(attention::count(&meter, tokens, dtype, &mut || bar.inc(1))?);
+        bar.finish_and_clear();
     }
-    print(&rows, args.json, attention::table)
+    print(&rows, args.json, attention_table)
 }

@@ -2,14 +2,14 @@
 
 use std::error::Error;
 
+use crate::cases::{Group, Selection, TimedCase, Way};
+use crate::names;
+use crate::rotation::{copy, is_within, positions, values};
+use crate::rows::SpeedRow;
+use crate::sample::{Contest, Plan, Timing, interleaved};
+use crate::shapes::FLUX_SINGLE;
 use burn::backend::ExecutionError;
 use burn::tensor::{Device, Gradients, Tensor, TensorData};
-use rope_bench::cases::{Group, Selection, TimedCase, Way};
-use rope_bench::names;
-use rope_bench::rotation::{copy, is_within, positions, values};
-use rope_bench::rows::SpeedRow;
-use rope_bench::sample::{Contest, Plan, Timing, interleaved};
-use rope_bench::shapes::FLUX_SINGLE;
 use rope_check::buffer::DType;
 use rope_check::tolerance::{Operation, allowed};
 use rope_core::reference::HeadMatrix;
@@ -19,7 +19,7 @@ use super::scheme::{NamedScheme, Scheme};
 
 /// Every way at the shape that peers are compared on; adjacent pairs, because `RotaryEncoding` has
 /// no others.
-pub(crate) fn cases(selection: Selection) -> Vec<TimedCase> {
+pub fn cases(selection: Selection) -> Vec<TimedCase> {
     let shape = match selection {
         Selection::Quick => FLUX_SINGLE.at(64),
         _ => FLUX_SINGLE,
@@ -142,7 +142,7 @@ impl Contest for Through {
 ///
 /// # Errors
 /// If a result is not the oracle's, or the device fails.
-pub(crate) fn time(
+pub fn time(
     case: &TimedCase,
     gpu: Option<&Device>,
     plan: &Plan,

@@ -2,15 +2,15 @@
 
 use std::error::Error;
 
+use crate::names;
 use burn::nn::{RotaryEncoding, RotaryEncodingConfig};
 use burn::tensor::{Device, Tensor};
-use rope_bench::names;
 use rope_burn::{Implementation, Rotary, RotaryAngles};
 use rope_core::{Layout, Positions, RotarySpec};
 
 /// A way to rotate tensors `[batch, heads, seq, head_dim]`.
 #[allow(clippy::large_enum_variant, reason = "one of each in a run")]
-pub(crate) enum Scheme {
+pub(super) enum Scheme {
     /// rope-burn's.
     Rotary(Rotary, RotaryAngles),
     /// burn's own: adjacent pairs, the whole head, positions from 0.
@@ -18,14 +18,14 @@ pub(crate) enum Scheme {
 }
 
 /// A scheme by name; none where it cannot rotate the shape, or where nothing is to be rotated.
-pub(crate) type NamedScheme = (&'static str, Option<Scheme>);
+pub(super) type NamedScheme = (&'static str, Option<Scheme>);
 
 impl Scheme {
     /// The schemes that are compared. burn's own is absent where it cannot rotate the shape.
     ///
     /// # Errors
     /// If the positions do not fit the specification.
-    pub(crate) fn all(
+    pub(super) fn all(
         spec: &RotarySpec,
         positions: &Positions,
         device: &Device,
@@ -49,7 +49,7 @@ impl Scheme {
     }
 
     /// Rotates q and k.
-    pub(crate) fn pair(&self, q: Tensor<4>, k: Tensor<4>) -> (Tensor<4>, Tensor<4>) {
+    pub(super) fn pair(&self, q: Tensor<4>, k: Tensor<4>) -> (Tensor<4>, Tensor<4>) {
         match self {
             Self::Rotary(rotary, angles) => rotary.forward(q, k, angles),
             Self::Encoding(encoding) => (encoding.forward(q), encoding.forward(k)),
@@ -57,7 +57,7 @@ impl Scheme {
     }
 
     /// Rotates one tensor.
-    pub(crate) fn single(&self, x: Tensor<4>) -> Tensor<4> {
+    pub(super) fn single(&self, x: Tensor<4>) -> Tensor<4> {
         match self {
             Self::Rotary(rotary, angles) => rotary.forward_single(x, angles),
             Self::Encoding(encoding) => encoding.forward(x),
@@ -65,5 +65,5 @@ impl Scheme {
     }
 }
 
-/// The base of the frequencies of [`rope_bench::shapes::Shape::spec`].
+/// The base of the frequencies of [`crate::shapes::Shape::spec`].
 const THETA: f32 = 1e6;

@@ -2,27 +2,16 @@
 
 use std::error::Error;
 
-use burn::tensor::{DType as BurnDType, Device, FloatDType, Tensor, TensorData};
-use rope_bench::memory::Subject;
-use rope_bench::rotation::{positions, values};
-use rope_bench::rows::MemoryRow;
+use crate::memory::Subject;
+use crate::rotation::{positions, values};
+use crate::rows::MemoryRow;
+use burn::tensor::{DType as BurnDType, Device, Tensor, TensorData};
 use rope_check::alloc::Usage;
-use rope_check::buffer::DType;
 use rope_core::Layout;
 
-use crate::bench::meter::{Meter, Sizes};
-use crate::bench::norm_scheme::NormScheme;
-use crate::bench::scheme::Scheme;
-
-/// burn's name of an element type.
-pub(in crate::bench) fn float(dtype: DType) -> FloatDType {
-    match dtype {
-        DType::F64 => FloatDType::F64,
-        DType::F32 => FloatDType::F32,
-        DType::Bf16 => FloatDType::BF16,
-        DType::F16 => FloatDType::F16,
-    }
-}
+use super::norm_scheme::NormScheme;
+use super::scheme::Scheme;
+use super::{Meter, Sizes, float};
 
 /// A function from q and k to those of the next layer.
 type Pair = Box<dyn Fn(Tensor<4>, Tensor<4>) -> (Tensor<4>, Tensor<4>)>;
@@ -52,10 +41,10 @@ fn schemes(
 }
 
 /// A row for every scheme on the device and every number of layers.
-pub(super) fn count(
+pub fn count(
     subject: &Subject,
     norm: bool,
-    meter: &Meter,
+    meter: &dyn Meter,
     checkpointing: bool,
     layers: &[usize],
 ) -> Result<Vec<MemoryRow>, Box<dyn Error>> {
@@ -92,7 +81,7 @@ fn step(
     layers: usize,
     device: &Device,
     pair: &Pair,
-    meter: &Meter,
+    meter: &dyn Meter,
 ) -> Result<[Usage; 2], Box<dyn Error>> {
     let sizes = Sizes {
         data_bytes: subject.data_bytes(),

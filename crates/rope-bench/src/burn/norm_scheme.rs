@@ -2,19 +2,19 @@
 
 use std::error::Error;
 
+use crate::names;
+use crate::norm::{EPS, weight};
 use burn::module::Param;
 use burn::nn::RmsNorm;
 use burn::tensor::{Device, Tensor};
-use rope_bench::names;
-use rope_bench::norm::{EPS, weight};
 use rope_burn::{Implementation, Rotary, RotaryAngles};
 use rope_check::buffer::DType;
 use rope_core::{HeadNorm, Layout, Positions, RotarySpec};
 
-use super::memory::float;
+use super::float;
 
 /// A way to normalise q and k head by head, and to rotate them.
-pub(crate) struct NormScheme {
+pub(super) struct NormScheme {
     /// burn's own norm; none where one operation does both.
     norms: Option<[RmsNorm; 2]>,
     norm: HeadNorm,
@@ -29,7 +29,7 @@ impl NormScheme {
     ///
     /// # Errors
     /// If the positions do not fit the specification.
-    pub(crate) fn all(
+    pub(super) fn all(
         spec: &RotarySpec,
         layout: Layout,
         positions: &Positions,
@@ -66,7 +66,7 @@ impl NormScheme {
     }
 
     /// Normalises and rotates q and k.
-    pub(crate) fn pair(&self, q: Tensor<4>, k: Tensor<4>) -> (Tensor<4>, Tensor<4>) {
+    pub(super) fn pair(&self, q: Tensor<4>, k: Tensor<4>) -> (Tensor<4>, Tensor<4>) {
         let Some([q_norm, k_norm]) = &self.norms else {
             let done =
                 self.rotary
@@ -80,9 +80,9 @@ impl NormScheme {
 
 #[cfg(test)]
 mod tests {
+    use crate::rotation::positions;
+    use crate::shapes::QWEN3_VL_8B;
     use burn::tensor::{Distribution, Tolerance};
-    use rope_bench::rotation::positions;
-    use rope_bench::shapes::QWEN3_VL_8B;
     use rope_core::{AxisLayout, Pairing};
 
     use super::*;

@@ -2,18 +2,18 @@
 
 use std::error::Error;
 
+use crate::cases::{TimedCase, Way};
+use crate::names;
+use crate::rotation::{check_head, positions, values};
+use crate::rows::SpeedRow;
+use crate::sample::{Contest, Plan, Timing, interleaved};
 use burn::backend::ExecutionError;
 use burn::tensor::{DType as BurnDType, Device, Tensor, TensorData};
-use rope_bench::cases::{TimedCase, Way};
-use rope_bench::names;
-use rope_bench::rotation::{check_head, positions, values};
-use rope_bench::rows::SpeedRow;
-use rope_bench::sample::{Contest, Plan, Timing, interleaved};
 use rope_burn::{Implementation, Rotary, RotaryAngles, RotaryError};
 use rope_core::reference::HeadMatrix;
 use rope_core::{Direction, HeadsLayout, Layout, Positions, RotarySpec};
 
-use super::memory::float;
+use super::float;
 
 /// The baselines of rotations: for one token a launch that does nothing else, otherwise a copy.
 const LAUNCH: &str = "launch";
@@ -238,7 +238,7 @@ impl<const D: usize> Launches<D> {
 ///
 /// # Errors
 /// If a result is not the oracle's, or the device fails.
-pub(crate) fn time(
+pub fn time(
     case: &TimedCase,
     device: &Device,
     plan: &Plan,
@@ -252,7 +252,7 @@ pub(crate) fn time(
 
 #[cfg(test)]
 mod tests {
-    use rope_bench::cases::{Selection, gpu_cases};
+    use crate::cases::{Selection, gpu_cases};
 
     use super::*;
 

@@ -2,19 +2,19 @@
 
 use std::error::Error;
 
+use crate::cases::{TimedCase, Way};
+use crate::names;
+use crate::rotation::{positions, values};
+use crate::sample::Contest;
+use crate::timed::Together;
 use burn::tensor::{DType as BurnDType, Device, Tensor, TensorData};
-use rope_bench::cases::{TimedCase, Way};
-use rope_bench::names;
-use rope_bench::rotation::{positions, values};
-use rope_bench::sample::Contest;
-use rope_bench::timed::Together;
 use rope_core::{HeadsLayout, Layout, Pairing};
 
-use super::memory::float;
+use super::float;
 use super::norm_scheme::NormScheme;
 
 /// The contestants of a case of the norm, then the composition on burn's CPU backend.
-pub(crate) struct ComposedBaseline<'a> {
+pub struct ComposedBaseline<'a> {
     kernels: &'a mut Together,
     scheme: NormScheme,
     source: [Tensor<4>; 2],
@@ -25,7 +25,7 @@ pub(crate) struct ComposedBaseline<'a> {
 
 /// True if the composition is timed beside this case. It makes new tensors, and is slow: one layout
 /// and pairing says enough.
-pub(crate) fn is_composed(case: &TimedCase) -> bool {
+pub fn is_composed(case: &TimedCase) -> bool {
     !case.in_place && (case.layout, case.pairing) == (Layout::Bsnd, Pairing::Half)
 }
 
@@ -34,7 +34,7 @@ impl<'a> ComposedBaseline<'a> {
     ///
     /// # Errors
     /// If the case is refused.
-    pub(crate) fn new(case: &TimedCase, kernels: &'a mut Together) -> Result<Self, Box<dyn Error>> {
+    pub fn new(case: &TimedCase, kernels: &'a mut Together) -> Result<Self, Box<dyn Error>> {
         let device = Device::flex();
         let dtype = BurnDType::from(float(case.dtype));
         let tensor = |layout: HeadsLayout| {
