@@ -396,7 +396,7 @@ fn completion(record: &Json, media: &mut Media<'_>) -> Result<Option<Vec<Message
         return Ok(None);
     }
     let mut messages = turns::read(array(record, "prompt")?, "prompt", media, false)?;
-    // TRL trains on the completion alone.
+    // TRL trains on the completion alone, and on all of its messages.
     for message in messages
         .iter_mut()
         .filter(|message| message.role == Role::Assistant)
@@ -404,7 +404,23 @@ fn completion(record: &Json, media: &mut Media<'_>) -> Result<Option<Vec<Message
         message.loss = Some(false);
     }
     let answers = array(record, "completion")?;
-    messages.extend(turns::read(answers, "completion", media, false)?);
+    let mut completion = turns::read(answers, "completion", media, false)?;
+    if let Some(first) = completion.first()
+        && first.role != Role::Assistant
+    {
+        return Err(RecordProblem::Value {
+            key: "completion[0].role".to_owned(),
+            expected: "an answer, \"assistant\"",
+            found: format!("{:?}", first.role.name()),
+        });
+    }
+    for message in completion
+        .iter_mut()
+        .filter(|message| message.role != Role::Assistant)
+    {
+        message.loss = Some(true);
+    }
+    messages.extend(completion);
     Ok(Some(messages))
 }
 
