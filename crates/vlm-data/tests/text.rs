@@ -1588,7 +1588,9 @@ fn keys_without_a_reader_are_listed() {
         record.unread
     };
     assert_eq!(unread(r#", "imgs": ["a"], "note": 1"#), ["imgs", "note"]);
-    assert_eq!(unread(r#", "text": "all of it""#), ["text"]);
+    for key in ["text", "prompt", "history", "query", "output"] {
+        assert_eq!(unread(&format!(r#", "{key}": "all of it""#)), [key]);
+    }
     assert_eq!(unread(r#", "score": NaN"#), ["score"]);
     let none: [&str; 0] = [];
     assert_eq!(
@@ -1602,6 +1604,26 @@ fn keys_without_a_reader_are_listed() {
             .as_str(),
     );
     assert_eq!(record.expect("a record").unread, ["messages[].mood"]);
+    // A part is of one kind.
+    for (part, unread) in [
+        (
+            r#"{"type": "text", "text": "q", "image": "a.png"}"#,
+            vec!["messages[].content[].image"],
+        ),
+        (
+            r#"{"type": "image", "image": "a.png", "text": "q"}"#,
+            vec!["messages[].content[].text"],
+        ),
+        (
+            r#"{"type": "image", "image": "a.png", "text": "", "video": null}"#,
+            vec![],
+        ),
+    ] {
+        let record = one(&format!(
+            r#"{{"messages": [{{"role": "user", "content": [{part}]}}, {{"role": "assistant", "content": "a"}}]}}"#
+        ));
+        assert_eq!(record.expect(part).unread, unread, "{part}");
+    }
 }
 
 /// Each spelling of "not trained", in both spellings of a message.
