@@ -502,6 +502,29 @@ fn records_that_were_read_wrongly_are_read_rightly() {
     assert!(found[0].is_err());
 }
 
+/// A file of another kind is one error that names the kind, in a stream and in an index.
+#[test]
+fn binary_files_are_named() {
+    let folder = Folder::new("binary");
+    for (magic, name) in [
+        (b"PAR1".as_slice(), "Parquet"),
+        (b"ARROW1\0\0", "Arrow"),
+        (b"\x1f\x8b\x08\x00", "gzip"),
+        (b"\x28\xb5\x2f\xfd", "zstd"),
+        (b"PK\x03\x04", "zip"),
+    ] {
+        let bytes = [magic, b"\x15\n\x15\n{\n".as_slice()].concat();
+        let found: Vec<_> = Conversations::new(&bytes[..], "", &FileOptions::default()).collect();
+        let [Err(error)] = &found[..] else {
+            panic!("{name}: {found:?}");
+        };
+        assert!(error.to_string().contains(name), "{error}");
+        folder.write(name, &bytes);
+        let error = DataIndex::open(folder.0.join(name), FileOptions::default()).expect_err(name);
+        assert!(error.to_string().contains(name), "{error}");
+    }
+}
+
 /// Paths are the user's, as SECURITY.md says: relative to each file or to the media folder, and
 /// `..`, `data_path` and absolute ones are followed. Of several files, each has its own folder.
 #[test]
