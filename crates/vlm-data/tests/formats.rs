@@ -157,7 +157,7 @@ fn records_have_the_ids_and_labels_of_the_projects_that_define_their_format() {
     let expected = [
         ("llama_factory", 14),
         ("llama_factory_v1", 4),
-        ("swift", 22),
+        ("swift", 25),
         ("trl", 11),
     ];
     assert_eq!(compared, BTreeMap::from(expected));
