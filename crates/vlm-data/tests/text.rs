@@ -1838,7 +1838,6 @@ const HARM_SECONDS: f64 = if cfg!(debug_assertions) { 20.0 } else { 5.0 };
 /// Templates made to do harm: each ends with an error of one line, or prints something small, and
 /// none takes much time or memory. They run in a process of their own, whose memory is theirs.
 #[test]
-#[cfg(target_os = "linux")]
 fn hostile_templates_end() {
     const CHILD: &str = "VLM_DATA_HOSTILE";
     let templates = json("hostile_templates.json");
@@ -1862,7 +1861,11 @@ fn hostile_templates_end() {
         );
         return;
     }
+    // Elsewhere there is no such file, and only the time is bounded.
     let most_kib = || -> u64 {
+        if !cfg!(target_os = "linux") {
+            return 0;
+        }
         let status = fs::read_to_string("/proc/self/status").expect("the status");
         let line = status
             .lines()
@@ -1875,8 +1878,8 @@ fn hostile_templates_end() {
     };
     for (index, template) in templates.iter().enumerate() {
         let template = template.as_str().expect("a template");
-        // The most memory from here on.
-        fs::write("/proc/self/clear_refs", "5").expect("the mark is set back");
+        // The most memory from here on; of all templates so far where this is not allowed.
+        _ = fs::write("/proc/self/clear_refs", "5");
         let begun = std::time::Instant::now();
         match render(template) {
             Ok(text) => assert!(text.len() < 1 << 20, "{index}: {} bytes", text.len()),
