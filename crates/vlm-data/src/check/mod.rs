@@ -254,12 +254,12 @@ impl<R: Iterator<Item = text::Result<Conversation>> + Send> Check<'_, R> {
     }
 }
 
-/// A hash of a record's roles, texts and files. Records with equal hashes are duplicates.
+/// A hash of all of a record that changes its sample. Records with equal hashes are duplicates.
 fn hash_of(conversation: &Conversation) -> u64 {
     let mut hasher = DefaultHasher::new();
     for message in &conversation.messages {
         message.role.name().hash(&mut hasher);
-        message.text().hash(&mut hasher);
+        format!("{:?}", message.parts).hash(&mut hasher);
         message.loss.hash(&mut hasher);
         format!("{:?}", message.extra).hash(&mut hasher);
     }
@@ -267,6 +267,7 @@ fn hash_of(conversation: &Conversation) -> u64 {
     format!("{:?}", conversation.tools).hash(&mut hasher);
     let mut media: Vec<&MediaSource> = conversation.images.iter().collect();
     for video in &conversation.videos {
+        video.fps.map(f64::to_bits).hash(&mut hasher);
         match &video.frames {
             Frames::Folder(path) | Frames::File(path) => path.hash(&mut hasher),
             Frames::List(frames) => media.extend(frames),
@@ -280,4 +281,37 @@ fn hash_of(conversation: &Conversation) -> u64 {
     }
     format!("{:?}", conversation.objects).hash(&mut hasher);
     hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::hash_of;
+    use crate::text::FileOptions;
+    use crate::text::format::Conversations;
+
+    /// Records that are not duplicates: each differs from the first in one value.
+    #[test]
+    fn records_with_one_difference_are_no_duplicates() {
+        let first = r#"{"messages": [{"role": "user", "content": "<image><video>What?"}, {"role": "assistant", "content": "A cat."}], "images": ["a.png"], "videos": [{"frames": ["f.png"], "fps": 2}]}"#;
+        let hash = |record: &str| {
+            let mut read = Conversations::new(record.as_bytes(), "", &FileOptions::default());
+            hash_of(&read.next().expect("a record").expect("a conversation"))
+        };
+        assert_eq!(hash(first), hash(&first.replace(": ", ":")));
+        for [old, new] in [
+            ["A cat.", "A dog."],
+            [r#""A cat.""#, r#""A cat.", "loss": false"#],
+            [r#""A cat.""#, r#""A cat.", "weight": 0"#],
+            [r#""A cat.""#, r#""A cat.", "reasoning_content": "hm""#],
+            ["<image><video>What?", "<video>What?<image>"],
+            ["a.png", "b.png"],
+            ["f.png", "g.png"],
+            [r#""fps": 2"#, r#""fps": 4"#],
+            [r#""videos""#, r#""tools": [{"name": "f"}], "videos""#],
+        ] {
+            let other = first.replace(old, new);
+            assert_ne!(other, first);
+            assert_ne!(hash(&other), hash(first), "{other}");
+        }
+    }
 }

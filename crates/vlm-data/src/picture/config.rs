@@ -520,7 +520,7 @@ fn limits(value: &Value, class: &Class) -> Result<[u64; 2]> {
             });
         };
         if let Some(own) = own.filter(|&own| own != sized) {
-            let expected = "the area in size, which is all that GLM's processor reads";
+            let expected = "the area in size, which is all that this processor reads";
             return Err(VlmDataError::Config {
                 key: pixels,
                 expected,

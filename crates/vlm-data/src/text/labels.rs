@@ -593,9 +593,9 @@ impl TextEncoder {
         limit: usize,
     ) -> Result<Attempt> {
         let at_line = |problem: RecordProblem| problem.at(conversation.line);
-        let texts: Vec<String> = conversation.messages.iter().map(Message::text).collect();
-        let mut text = texts.concat();
-        let prompt = texts[..texts.len().saturating_sub(1)].concat();
+        let mut texts: Vec<String> = conversation.messages.iter().map(Message::text).collect();
+        let mut text = texts.pop().unwrap_or_default();
+        let prompt = texts.concat();
         let named = self.tokenizer.named_tokens().iter();
         let mut eos = named
             .filter(|(name, _)| name == "eos_token")
@@ -603,11 +603,16 @@ impl TextEncoder {
         if let Some(eos) = eos.next_back().filter(|eos| !text.ends_with(*eos)) {
             text.push_str(eos);
         }
+        let ids = self.tokenizer.encode(&(prompt.clone() + &text))?;
+        // The end of the prompt may become other tokens before the completion.
         let untrained = match prompt.is_empty() || trained == Trained::Everything {
             true => 0,
-            false => self.tokenizer.encode(&prompt)?.len(),
+            false => {
+                let alone = self.tokenizer.encode(&prompt)?;
+                let pairs = alone.iter().zip(&ids);
+                pairs.take_while(|(one, other)| one == other).count()
+            }
         };
-        let ids = self.tokenizer.encode(&text)?;
         if ids.len() > limit {
             return Ok(Attempt::TooLong(ids.len()));
         }
@@ -617,7 +622,7 @@ impl TextEncoder {
             return Err(at_line(RecordProblem::SpecialToken { message: 1, token }));
         }
         let mut labels = vec![IGNORED; ids.len()];
-        label(&mut labels, &ids, untrained.min(ids.len())..ids.len());
+        label(&mut labels, &ids, untrained..ids.len());
         if untrained >= ids.len() {
             let reason = "nothing follows the prompt";
             return Err(at_line(RecordProblem::NothingToTrain { reason }));
@@ -638,6 +643,16 @@ impl TextEncoder {
             false => IGNORED,
         };
         pairs.map(label).collect()
+    }
+
+    /// Labels the tokens of a range that have no label, without those of pictures and videos.
+    fn fill(&self, labels: &mut [i64], ids: &[u32], range: Range<usize>) {
+        let pads = [self.ids.image_pad, self.ids.video_pad];
+        for index in range {
+            if labels[index] == IGNORED && !pads.contains(&ids[index]) {
+                labels[index] = i64::from(ids[index]);
+            }
+        }
     }
 
     /// The ids and labels of a rendered text, in which each pad is one token. If everything is
@@ -679,9 +694,15 @@ impl TextEncoder {
                 });
                 let turns = turns.map_err(&at_line)?;
                 expect_answers(messages, &padded.text, &turns, &chosen).map_err(at_line)?;
+                let through = through(messages, &chosen, options);
+                let parts = Parts {
+                    turns: &turns,
+                    trained: &trained,
+                    through: &through,
+                };
                 match self.chat {
-                    Chat::ChatMl => self.label_chatml(&padded.text, &turns, &trained, rule),
-                    Chat::Glm => self.label_glm(&padded.text, &turns, &trained, rule),
+                    Chat::ChatMl => self.label_chatml(&padded.text, parts, rule),
+                    Chat::Glm => self.label_glm(&padded.text, parts, rule),
                 }
             }
         }
@@ -736,8 +757,11 @@ impl TextEncoder {
     fn label_chatml(
         &self,
         text: &str,
-        turns: &[Turn],
-        trained: &[Train],
+        Parts {
+            turns,
+            trained,
+            through,
+        }: Parts<'_>,
         rule: LabelRule,
     ) -> Result<(Vec<u32>, Vec<i64>)> {
         let cuts: Vec<usize> = match rule {
@@ -747,7 +771,8 @@ impl TextEncoder {
         };
         let (ids, starts) = self.encode_pieces(text, &cuts)?;
         let mut labels = vec![IGNORED; ids.len()];
-        for (turn, train) in turns.iter().zip(trained) {
+        let mut before = 0;
+        for ((turn, train), through) in turns.iter().zip(trained).zip(through) {
             let first = starts.partition_point(|&start| start < turn.answer.start);
             let end = starts.partition_point(|&start| start < turn.answer.end);
             // The end of the turn, and the line break after it.
@@ -760,6 +785,10 @@ impl TextEncoder {
                 }
                 Train::End | Train::None => {}
             }
+            if *through {
+                self.fill(&mut labels, &ids, before..first);
+            }
+            before = after;
         }
         Ok((ids, labels))
     }
@@ -767,8 +796,11 @@ impl TextEncoder {
     fn label_glm(
         &self,
         text: &str,
-        turns: &[Turn],
-        trained: &[Train],
+        Parts {
+            turns,
+            trained,
+            through,
+        }: Parts<'_>,
         rule: LabelRule,
     ) -> Result<(Vec<u32>, Vec<i64>)> {
         let factory = rule == LabelRule::LlamaFactory;
@@ -787,6 +819,7 @@ impl TextEncoder {
         let (mut ids, starts) = self.encode_pieces(text, &cuts)?;
         let mut labels = vec![IGNORED; ids.len()];
         let last_end = if factory { self.ids.eos } else { self.ids.end };
+        let mut before = 0;
         for (index, (turn, train)) in turns.iter().zip(trained).enumerate() {
             let first = starts.partition_point(|&place| place < start(turn));
             let end = starts.partition_point(|&place| place < turn.answer.end);
@@ -798,6 +831,10 @@ impl TextEncoder {
                     labels[end] = i64::from(self.ids.end);
                 }
             }
+            if through.get(index) == Some(&true) {
+                self.fill(&mut labels, &ids, before..first);
+            }
+            before = end;
             if index + 1 == turns.len() && end == starts.len() {
                 let ends =
                     *train == Train::All || (*train == Train::End && rule == LabelRule::Swift);
@@ -843,6 +880,15 @@ enum Attempt {
     TooLong(usize),
 }
 
+/// The assistant's turns in a text, and of each: the part that is trained on, and whether the
+/// messages before it are trained on, too.
+#[derive(Clone, Copy, Debug)]
+struct Parts<'a> {
+    turns: &'a [Turn],
+    trained: &'a [Train],
+    through: &'a [bool],
+}
+
 /// The part of a turn that is trained on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Train {
@@ -879,6 +925,23 @@ fn trained(messages: &[Message], options: &EncodeOptions) -> Vec<Train> {
             }
         })
         .collect()
+}
+
+/// True for each answer that is trained on together with the messages since the answer before:
+/// within a completion of TRL.
+fn through(messages: &[Message], trained: &[Train], options: &EncodeOptions) -> Vec<bool> {
+    let (mut out, mut says) = (Vec::with_capacity(trained.len()), false);
+    for message in messages {
+        if message.role != Role::Assistant {
+            says = message.loss == Some(true);
+            continue;
+        }
+        let here = out.len();
+        let both = here > 0 && trained[here - 1..].iter().take(2).all(|t| *t == Train::All);
+        out.push(says && both && options.trained != Trained::Everything);
+        says = false;
+    }
+    out
 }
 
 /// The starts of the trained answers: ms-swift joins the other answers to the prompt before

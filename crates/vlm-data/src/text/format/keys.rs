@@ -139,7 +139,8 @@ pub(crate) const KEYS: &[Key] = &[
     key(Objects, &["width", "height", "id"], Harmless("is read from the picture itself"), "ms-swift"),
 ];
 
-fn is_empty(value: &Json) -> bool {
+/// True for values that are no values.
+pub(super) fn is_empty(value: &Json) -> bool {
     match value {
         Json::Null => true,
         Json::String(text) => text.is_empty(),

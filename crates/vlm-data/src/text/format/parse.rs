@@ -29,7 +29,8 @@ pub(super) fn conversation(
         stated => stated,
     };
     // Keys of a second format beside the one that is read.
-    for key in MAIN.iter().filter(|key| !main_keys(format).contains(key)) {
+    let main = main_keys(format, record);
+    for key in MAIN.iter().filter(|key| !main.contains(key)) {
         if record.get(key).is_some() {
             keys::note((*key).to_owned(), &mut unread);
         }
@@ -95,7 +96,7 @@ pub(super) fn conversation(
 }
 
 /// The keys that hold a record's text.
-const MAIN: [&str; 10] = [
+const MAIN: [&str; 12] = [
     "messages",
     "conversations",
     "conversation",
@@ -104,18 +105,21 @@ const MAIN: [&str; 10] = [
     "output",
     "query",
     "response",
+    "history",
+    "prompt",
     "completion",
     "text",
 ];
 
-fn main_keys(format: Format) -> &'static [&'static str] {
+fn main_keys(format: Format, record: &Json) -> &'static [&'static str] {
     match format {
         Format::Recognised | Format::ShareGpt | Format::Llava => &["conversations"],
         Format::Messages => &["messages"],
         Format::Pairs => &["conversation"],
-        Format::Alpaca => &["instruction", "input", "output"],
-        Format::Query => &["query", "response"],
-        Format::Completion => &["completion"],
+        Format::Alpaca => &["instruction", "input", "output", "history"],
+        Format::Query if record.get("query").is_some() => &["query", "response", "history"],
+        Format::Query => &["prompt", "response", "history"],
+        Format::Completion => &["prompt", "completion"],
         Format::Text => &["text"],
     }
 }
@@ -345,11 +349,12 @@ fn alpaca(record: &Json, media: &mut Media<'_>) -> Result<Vec<Message>> {
     Ok(messages)
 }
 
-/// `query` and `response`, with `history`: ms-swift's ResponsePreprocessor.
+/// `query` (or `prompt`) and `response`, with `history`: ms-swift's ResponsePreprocessor.
 fn query(record: &Json, media: &mut Media<'_>) -> Result<Vec<Message>> {
     let mut messages = history(record, media)?;
-    if record.get("query").is_some() {
-        let question = string(record, "query", "the record")?;
+    let mut names = ["query", "prompt"].into_iter();
+    if let Some(name) = names.find(|name| record.get(name).is_some()) {
+        let question = string(record, name, "the record")?;
         say(&mut messages, Role::User, question, media);
     }
     let answer = string(record, "response", "the record")?;
@@ -396,7 +401,7 @@ fn completion(record: &Json, media: &mut Media<'_>) -> Result<Option<Vec<Message
         return Ok(None);
     }
     let mut messages = turns::read(array(record, "prompt")?, "prompt", media, false)?;
-    // TRL trains on the completion alone.
+    // TRL trains on the completion alone, and on all of its messages.
     for message in messages
         .iter_mut()
         .filter(|message| message.role == Role::Assistant)
@@ -404,7 +409,23 @@ fn completion(record: &Json, media: &mut Media<'_>) -> Result<Option<Vec<Message
         message.loss = Some(false);
     }
     let answers = array(record, "completion")?;
-    messages.extend(turns::read(answers, "completion", media, false)?);
+    let mut completion = turns::read(answers, "completion", media, false)?;
+    if let Some(first) = completion.first()
+        && first.role != Role::Assistant
+    {
+        return Err(RecordProblem::Value {
+            key: "completion[0].role".to_owned(),
+            expected: "an answer, \"assistant\"",
+            found: format!("{:?}", first.role.name()),
+        });
+    }
+    for message in completion
+        .iter_mut()
+        .filter(|message| message.role != Role::Assistant)
+    {
+        message.loss = Some(true);
+    }
+    messages.extend(completion);
     Ok(Some(messages))
 }
 

@@ -20,6 +20,15 @@ pub(super) struct Records<R> {
     too_large: bool,
 }
 
+/// The first bytes of files that hold records in another way: one error instead of one per line.
+const BINARY: [(&[u8], &str); 5] = [
+    (b"PAR1", "Parquet"),
+    (b"ARROW1", "Arrow"),
+    (b"\x1f\x8b", "gzip"),
+    (b"\x28\xb5\x2f\xfd", "zstd"),
+    (b"PK\x03\x04", "zip"),
+];
+
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum State {
     Start,
@@ -122,6 +131,17 @@ impl<R: BufRead> Records<R> {
     }
 
     fn start(&mut self) -> Result<(), TextError> {
+        if self.peek()?.is_some() {
+            // `peek` has read it.
+            let begin = self.input.fill_buf().unwrap_or_default();
+            let other = BINARY.iter().find(|(magic, _)| begin.starts_with(magic));
+            if let Some((_, name)) = other {
+                self.state = State::Done;
+                return Err(self.stream(format!(
+                    "expected JSONL or a JSON array, found a file of {name}; convert it to JSONL"
+                )));
+            }
+        }
         for expected in *b"\xef\xbb\xbf" {
             // A byte order mark; the parser rejects a partial one.
             match self.peek()? {

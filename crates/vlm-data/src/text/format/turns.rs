@@ -1,6 +1,6 @@
 //! Messages of any spelling: `role` and `content`, or `from` and `value`.
 
-use super::keys::{Place, account};
+use super::keys::{self, Place, account};
 use super::media::{self, wrong};
 use super::parse::{Media, is_python_space};
 use super::{Message, Part, PictureLimits, Role};
@@ -253,6 +253,16 @@ fn part(value: &Json, key: &str, media: &mut Media<'_>, message: &mut Message) -
             .find(|kind| value.get(kind).is_some())
             .ok_or_else(|| wrong(key, "a part with \"type\"", value))?,
     };
+    // What a part of one kind says for another kind.
+    let other: &[&str] = match kind {
+        "image" | "image_url" | "input_image" => &["text", "video", "video_url", "frames"],
+        "video" | "video_url" => &["text", "image", "image_url"],
+        _ => &["image", "image_url", "video", "video_url", "frames"],
+    };
+    let is_stated = |name: &&&str| value.get(name).is_some_and(|value| !keys::is_empty(value));
+    for name in other.iter().filter(is_stated) {
+        keys::note(format!("{key}.{name}"), &mut media.unread);
+    }
     let payload = |names: &[&str]| names.iter().find_map(|name| value.get(name));
     match kind {
         "text" | "input_text" | "output_text" => {
