@@ -105,6 +105,8 @@ pub enum Fault {
     Head,
     /// The divisor of the loss, or the labels.
     Loss,
+    /// A gradient that overflowed on one side alone, in f16.
+    Overflow,
     /// A gradient that is 0 only on one side.
     LostGradient,
     /// A gradient scaled by a factor.
@@ -139,6 +141,9 @@ impl Fault {
             Self::FeedForward => "the feed-forward network: its input and weights are equal",
             Self::Head => "the output head",
             Self::Loss => "the loss: its labels, or its divisor",
+            Self::Overflow => {
+                "gradients that overflow in f16 on one side, whose step is skipped: record a later step"
+            }
             Self::LostGradient => "a gradient that is lost: 0 on one side alone",
             Self::GradientScale => {
                 "a gradient of another size: the rule of the loss, or accumulation"

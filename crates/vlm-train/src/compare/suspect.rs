@@ -224,6 +224,10 @@ impl Facts<'_> {
     }
 
     fn backward_suspicion(&self, comparison: &Comparison, first: &Row) -> Suspicion {
+        if !first.difference.is_finite() && self.is_f16() {
+            let because = "the forward pass is equal, and an element is not finite";
+            return suspicion(Fault::Overflow, first, because);
+        }
         // The most informative gradient of its layer.
         let place = rank(Stage::Backward, &first.name);
         let beside = comparison.rows.iter().filter(|row| {
