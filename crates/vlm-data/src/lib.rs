@@ -8,6 +8,8 @@ mod error;
 mod fingerprint;
 mod loader;
 mod memory;
+#[cfg(feature = "parquet")]
+pub mod parquet;
 pub mod picture;
 mod sample;
 mod survey;

@@ -593,7 +593,7 @@ fn each_fixture_is_in_the_manifest() {
         listed.insert(file.to_owned(), hash.to_owned());
     }
     let mut found = BTreeMap::new();
-    for folder in ["samples", "text"] {
+    for folder in ["parquet", "samples", "text"] {
         for entry in std::fs::read_dir(fixtures.join(folder)).expect("a folder") {
             let path = entry.expect("an entry").path();
             let name = path

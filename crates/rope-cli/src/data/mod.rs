@@ -32,7 +32,7 @@ const TOO_LONG: &str = "too-long";
 /// Between two lines of progress, where there is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
-/// Check training data
+/// Check training data, or convert it from Parquet
 #[derive(Args, Clone, Debug)]
 pub(crate) struct DataArgs {
     #[command(subcommand)]
@@ -42,6 +42,20 @@ pub(crate) struct DataArgs {
 #[derive(Subcommand, Clone, Debug)]
 enum DataCommand {
     Check(Box<CheckArgs>),
+    Convert(ConvertArgs),
+}
+
+/// Convert a Parquet file, as Hugging Face's datasets writes it, to JSON lines
+///
+/// Embedded pictures become files beside the records. Prints the data file.
+#[derive(Args, Clone, Debug)]
+struct ConvertArgs {
+    /// Parquet, compressed by Snappy or not at all.
+    #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
+    file: PathBuf,
+    /// Folder for data.jsonl and pictures/.
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
 }
 
 /// Check a data file against a model folder, without its weights
@@ -86,7 +100,10 @@ struct CheckArgs {
 /// # Errors
 /// If the file or the folder cannot be read, or a result cannot be written.
 pub(crate) fn run(args: &DataArgs) -> Result<ExitCode, Box<dyn Error>> {
-    let DataCommand::Check(args) = &args.command;
+    let args = match &args.command {
+        DataCommand::Check(args) => args,
+        DataCommand::Convert(args) => return args.run(),
+    };
     let encoder = args.encoder()?;
     fs::create_dir_all(&args.out)
         .map_err(|error| format!("cannot create {}: {error}", args.out.display()))?;
@@ -127,6 +144,30 @@ pub(crate) fn run(args: &DataArgs) -> Result<ExitCode, Box<dyn Error>> {
             false => ExitCode::FAILURE,
         },
     )
+}
+
+impl ConvertArgs {
+    #[cfg(feature = "parquet")]
+    fn run(&self) -> Result<ExitCode, Box<dyn Error>> {
+        let bar = ProgressBar::new(0);
+        let converted = vlm_data::parquet::convert(&self.file, &self.out, &|done, all| {
+            bar.set_length(all as u64);
+            bar.set_position(done as u64);
+        });
+        bar.finish_and_clear();
+        let converted = converted?;
+        note(format_args!(
+            "{} records, {} pictures in files of their own",
+            converted.records, converted.pictures
+        ));
+        writeln!(stdout(), "{}", converted.data.display())?;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    #[cfg(not(feature = "parquet"))]
+    fn run(&self) -> Result<ExitCode, Box<dyn Error>> {
+        Err(crate::device::built_without("Parquet", "parquet").into())
+    }
 }
 
 impl CheckArgs {

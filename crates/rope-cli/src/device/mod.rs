@@ -214,7 +214,7 @@ impl Devices {
             let npus = ServedNpu::start(names)?;
             return Ok(Self {
                 devices: npus.devices(),
-                npus: Some(npus.ranks()),
+                npus: npus.ranks(),
                 _open: Mutex::new((Some(npus), Vec::new())),
             });
         }

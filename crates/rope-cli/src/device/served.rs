@@ -47,8 +47,8 @@ impl ServedNpu {
     }
 
     /// The same NPUs as ranks.
-    pub(super) fn ranks(&self) -> NpuRanks {
-        NpuRanks(self.0.npus().to_vec())
+    pub(super) fn ranks(&self) -> Option<NpuRanks> {
+        Some(NpuRanks(self.0.npus().to_vec()))
     }
 
     /// Memory of the first device's tensors.

@@ -26,7 +26,7 @@ impl ServedNpu {
         match *self {}
     }
 
-    pub(super) fn ranks(&self) -> NpuRanks {
+    pub(super) fn ranks(&self) -> Option<NpuRanks> {
         match *self {}
     }
 
