@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use burn::tensor::Device;
 use vlm_train::Event;
-use vlm_train::job::{Finetune, FinetuneConfig, Trained, Watch};
+use vlm_train::job::{Finetune, FinetuneConfig, JobEnd, Watch};
 
 /// Prints the loss of each step.
 struct Losses;
@@ -32,7 +32,7 @@ pub(crate) fn finetune(model: &str, data: &str, out: &str) -> Result<PathBuf, Bo
         .map(|job| job.train(&Device::flex(), &mut Losses))
         .transpose()?
     {
-        Some(Trained::Saved(folder)) => Ok(folder),
+        Some(JobEnd::Saved(folder)) => Ok(folder),
         ended => Err(format!("the run ended early: {ended:?}").into()),
     }
 }

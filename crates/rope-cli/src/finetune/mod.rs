@@ -15,7 +15,7 @@ use std::process::ExitCode;
 
 use burn::tensor::Device as BurnDevice;
 use vlm_models::VlmError;
-use vlm_train::job::{Finetune, Job, Trained, Watch};
+use vlm_train::job::{Finetune, Job, JobEnd, Watch};
 use vlm_train::{Ending, Event, Trainer, VlmTrainError};
 
 use crate::device::{Compute, explained_reason};
@@ -70,22 +70,22 @@ pub(crate) fn run(args: &FinetuneArgs) -> Result<ExitCode, Box<dyn Error>> {
         false => alone(&args, &job)?,
     };
     match trained {
-        Trained::Saved(folder) => writeln!(stdout(), "{}", folder.display())?,
-        Trained::Elsewhere => {}
-        Trained::Stopped => return Ok(stop.code()),
+        JobEnd::Saved(folder) => writeln!(stdout(), "{}", folder.display())?,
+        JobEnd::Elsewhere => {}
+        JobEnd::Stopped => return Ok(stop.code()),
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// Trains on one device.
-fn alone(args: &FinetuneArgs, job: &Job) -> Result<Trained, Box<dyn Error>> {
+fn alone(args: &FinetuneArgs, job: &Job) -> Result<JobEnd, Box<dyn Error>> {
     let compute = Compute::open(&args.device[0], &args.token)?;
     compute.start_counting()?;
     let mut shown = Shown::new(args, true);
     shown.meter = Some(StepMeter::start(job.plan().clone(), &args.device[0]));
     shown.compute = Some(&compute);
     let trained = job.train(compute.device(), &mut shown).map_err(told)?;
-    if matches!(trained, Trained::Saved(_)) && !args.quiet {
+    if matches!(trained, JobEnd::Saved(_)) && !args.quiet {
         shown.saved();
         for (name, value) in compute.usage()?.iter().flat_map(|usage| usage.rows()) {
             note(format_args!("{name}: {value}"));

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueHint};
 use rope_ascend::safe::CommunicatorOptions;
-use vlm_train::job::{FinetuneConfig, Ranks};
+use vlm_train::job::{FinetuneConfig, RunRanks};
 use vlm_train::{OptimizerState, TrainedParts};
 
 use crate::arguments::count_in;
@@ -161,8 +161,8 @@ impl FinetuneArgs {
     }
 
     /// The devices of all hosts, and the part of the optimizer's state that each keeps.
-    pub(super) fn ranks(&self) -> Ranks {
-        Ranks {
+    pub(super) fn ranks(&self) -> RunRanks {
+        RunRanks {
             all: self.hosts * self.device.len(),
             optimizer: match self.shard_optimizer {
                 true => OptimizerState::Sharded,

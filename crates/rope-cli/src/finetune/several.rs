@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rope_bench::rows::bytes;
-use vlm_train::job::{Job, Trained};
+use vlm_train::job::{Job, JobEnd};
 use vlm_train::{RankGroup, Rendezvous};
 
 use super::{FinetuneArgs, Shown};
@@ -16,7 +16,7 @@ use crate::stdio::{note, note_if_slow};
 ///
 /// # Errors
 /// Those of the devices and of the rendezvous; that of the first rank that failed, on any host.
-pub(super) fn train(args: &FinetuneArgs, job: Job) -> Result<Trained, Box<dyn Error>> {
+pub(super) fn train(args: &FinetuneArgs, job: Job) -> Result<JobEnd, Box<dyn Error>> {
     if args.hosts == 1 {
         for device in &args.device {
             args.token.expect_used(device)?;

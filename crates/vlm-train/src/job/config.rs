@@ -97,9 +97,9 @@ pub struct DataOptions {
     pub labels: LabelOptions,
 
     /// Part of a record that is read before step 1: pixels find damage, headers are faster
-    #[arg(long, value_enum, default_value_t = Survey::Pixels)]
+    #[arg(long, value_enum, default_value_t = SurveyDepth::Pixels)]
     #[serde(skip)]
-    pub survey: Survey,
+    pub survey: SurveyDepth,
 }
 
 /// Batches and their cut.
@@ -340,7 +340,7 @@ pub struct OutputOptions {
 
 /// The reading of records before the first step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Survey {
+pub enum SurveyDepth {
     /// Decode every picture once
     Pixels,
     /// Read headers of pictures alone

@@ -12,7 +12,7 @@ use vlm_data::{
 };
 use vlm_models::ModelPart;
 
-use super::config::{FinetuneConfig, Survey as Reading};
+use super::config::{FinetuneConfig, SurveyDepth};
 use super::records::{Faulty, TooLong};
 use super::{Notice, Notify};
 use crate::error::{Result, VlmTrainError};
@@ -267,7 +267,7 @@ impl Surveys {
         encoder: &SampleEncoder,
         watch: (Notify<'_>, &AtomicBool),
     ) -> Option<Survey> {
-        let pixels = options.data.survey == Reading::Pixels;
+        let pixels = options.data.survey == SurveyDepth::Pixels;
         let key = |pixels: bool| {
             let part = if pixels { "pixels" } else { "headers" };
             format!("{} {:016x} {part}", self.folder, set.fingerprint())
@@ -315,7 +315,7 @@ fn read(
     };
     let survey_options = SurveyOptions {
         threads: options.loader_options().threads,
-        pixels: options.data.survey == Reading::Pixels,
+        pixels: options.data.survey == SurveyDepth::Pixels,
     };
     let survey = Survey::take(set, encoder, survey_options, stop, &show);
     show(all);

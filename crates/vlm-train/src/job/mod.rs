@@ -21,7 +21,7 @@ use vlm_models::{GenerationConfig, VlmConfig};
 
 pub use self::config::{
     BatchOptions, CutChoice, DataOptions, FinetuneConfig, OptimizerOptions, OutputOptions,
-    PartChoice, PositionRule, Precision, RuleChoice, ScheduleChoice, Survey, TrainedOptions,
+    PartChoice, PositionRule, Precision, RuleChoice, ScheduleChoice, SurveyDepth, TrainedOptions,
     Version,
 };
 use self::data::{Files, RunData};
@@ -97,7 +97,7 @@ impl Watch for Unwatched {}
 
 /// The number of ranks of a run, and the place of this process among them.
 #[derive(Clone, Copy, Debug)]
-pub struct Ranks {
+pub struct RunRanks {
     /// The devices of all processes.
     pub all: usize,
     /// The placement of the optimizer's state.
@@ -106,7 +106,7 @@ pub struct Ranks {
     pub writes: bool,
 }
 
-impl Default for Ranks {
+impl Default for RunRanks {
     fn default() -> Self {
         Self {
             all: 1,
@@ -118,7 +118,7 @@ impl Default for Ranks {
 
 /// The end of the training of a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Trained {
+pub enum JobEnd {
     /// This is not the first rank, which saves.
     Elsewhere,
     /// The result is in this folder.
@@ -146,7 +146,7 @@ pub struct Finetune {
     trained: TrainedParts,
     encoder: Arc<SampleEncoder>,
     files: Files,
-    ranks: Ranks,
+    ranks: RunRanks,
 }
 
 /// A run that is ready for its first step: all its records have been read.
@@ -161,7 +161,7 @@ pub struct Job {
     questions: Option<Questions>,
     identity: Identity,
     folder: RunFolder,
-    ranks: Ranks,
+    ranks: RunRanks,
     stop: Arc<AtomicBool>,
 }
 
@@ -192,7 +192,7 @@ impl Finetune {
             trained,
             encoder,
             files,
-            ranks: Ranks::default(),
+            ranks: RunRanks::default(),
         })
     }
 
@@ -200,7 +200,7 @@ impl Finetune {
     ///
     /// # Errors
     /// [`VlmTrainError::Options`] if the optimizer's state is sharded over one device.
-    pub fn with_ranks(mut self, ranks: Ranks) -> Result<Self> {
+    pub fn with_ranks(mut self, ranks: RunRanks) -> Result<Self> {
         if ranks.all == 1 && ranks.optimizer == OptimizerState::Sharded {
             return Err(VlmTrainError::Options(
                 "--shard-optimizer divides the optimizer's state among devices; name several with \
@@ -307,7 +307,7 @@ impl Finetune {
         let job = self.prepare(&|_| {}, Arc::default())?;
         let trained = job.map(|job| job.train(device, &mut Unwatched));
         match trained.transpose()? {
-            Some(Trained::Saved(folder)) => Ok(folder),
+            Some(JobEnd::Saved(folder)) => Ok(folder),
             _ => Err(VlmTrainError::Options("the run was stopped".to_owned())),
         }
     }
@@ -323,7 +323,7 @@ impl Job {
     ///
     /// # Errors
     /// Those of the model, the data, the run and the device.
-    pub fn train(&self, device: &Device, watch: &mut dyn Watch) -> Result<Trained> {
+    pub fn train(&self, device: &Device, watch: &mut dyn Watch) -> Result<JobEnd> {
         self.train_rank(device, None, watch)
     }
 
@@ -337,7 +337,7 @@ impl Job {
         team: Arc<dyn Team>,
         group: &RankGroup,
         watch: impl Fn(&Rank) -> W + Send + Sync + 'static,
-    ) -> Result<Trained> {
+    ) -> Result<JobEnd> {
         let ended = group.run(move |rank| {
             let trained = team.join(rank).and_then(|sums| {
                 let device = &team.devices()[rank.local()];
@@ -350,8 +350,8 @@ impl Job {
             });
             trained.map_err(|error| error.to_string())
         })?;
-        let first = ended.into_iter().find(|end| *end != Trained::Elsewhere);
-        Ok(first.unwrap_or(Trained::Elsewhere))
+        let first = ended.into_iter().find(|end| *end != JobEnd::Elsewhere);
+        Ok(first.unwrap_or(JobEnd::Elsewhere))
     }
 
     fn train_rank(
@@ -359,7 +359,7 @@ impl Job {
         device: &Device,
         member: Option<Member>,
         watch: &mut dyn Watch,
-    ) -> Result<Trained> {
+    ) -> Result<JobEnd> {
         let options = &self.options;
         let mut trainer = self.trainer(device)?;
         let mut loading = options.loader_options();
@@ -430,9 +430,9 @@ impl Job {
             watch.borrow_mut().ends(ending, steps, waiting);
         }
         match ending {
-            Ending::Stopped => Ok(Trained::Stopped),
-            _ if is_first => self.save(&trainer).map(Trained::Saved),
-            _ => Ok(Trained::Elsewhere),
+            Ending::Stopped => Ok(JobEnd::Stopped),
+            _ if is_first => self.save(&trainer).map(JobEnd::Saved),
+            _ => Ok(JobEnd::Elsewhere),
         }
     }
 
@@ -478,7 +478,7 @@ fn plan(
     options: &FinetuneConfig,
     config: &VlmConfig,
     recipe: &Recipe,
-    ranks: Ranks,
+    ranks: RunRanks,
 ) -> Result<MemoryPlan> {
     let plan = MemoryPlan::new(config, recipe, options.dtype())?;
     Ok(plan.with_ranks(ranks.all, ranks.optimizer))
