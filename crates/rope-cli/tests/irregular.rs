@@ -26,6 +26,7 @@ const TRAIN: &str = "train --steps 1 --batch 2 --test-questions 2 --out demo";
 const NO_FILE: &str = "it is no regular file";
 const NO_CHECKPOINT: &str = "no complete checkpoint";
 const NOT_OURS: &str = "no run of mrope train wrote it|it is a folder; move it away";
+#[cfg(feature = "ascend-sim")]
 const NO_TOKEN: &str = "token is no regular file|(it is a link;";
 const NO_GOLDEN: &str = "is no golden file: it is no regular file|nothing to verify";
 
