@@ -137,7 +137,8 @@ fn compare(row: &Row) -> [usize; 3] {
 fn check<'a>(rows: impl Iterator<Item = &'a Row>) -> String {
     let _alone = ALONE.lock();
     let mut table =
-        "| shape | counted, MiB | planned, MiB | ratio | bounds |\n|---|---|---|---|---|\n".to_owned();
+        "| shape | counted, MiB | planned, MiB | ratio | bounds |\n|---|---|---|---|---|\n"
+            .to_owned();
     let mut beyond = Vec::new();
     for row in rows {
         // A thread of its own, so that its first product makes the buffer that it keeps.
