@@ -58,6 +58,17 @@ pub enum VlmDataError {
         /// The limit in pixels.
         limit: u64,
     },
+    /// A picture whose header states that its decoding takes more memory than allowed.
+    #[error(
+        "decoding the picture takes {bytes} bytes of memory, at most {limit} are used; \
+         scale it down, or raise ReadOptions::max_memory"
+    )]
+    TooMuchMemory {
+        /// Bytes for the file, its pixels, and what its decoder holds besides.
+        bytes: u64,
+        /// The limit in bytes.
+        limit: u64,
+    },
     /// A pixel buffer whose length does not match the picture's size.
     #[error("a picture of {width} x {height} has {expected} bytes of RGB, found {found}")]
     PixelBytes {

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use crate::memory::zeros;
 use crate::picture::{
-    BoxForm, Family, Picture, PictureConfig, PictureProcessor, ReadOptions, ResizeRule, in_file,
-    read_file,
+    BoxForm, Family, Picture, PictureConfig, PictureProcessor, ReadOptions, ResizeRule, header,
+    in_file, read_file,
 };
 use crate::text::Result as TextResult;
 use crate::text::format::{Frames, MediaSource, PictureLimits, Video};
@@ -79,9 +79,51 @@ pub struct SampleEncoder {
 /// A method of [`TextEncoder`].
 type EncodeText = fn(&TextEncoder, &Conversation, Grids<'_>, &EncodeOptions) -> TextResult<Sample>;
 
+/// Bytes of a sample's files that stay in memory between their headers and their pixels. Files
+/// beyond them are opened again.
+const KEPT_BYTES: u64 = 64 << 20;
+
+/// Media of a conversation that need not be opened again.
+#[derive(Default)]
+pub(crate) struct Opened {
+    /// Width and height of each picture, and of the first frame of each video that has pictures.
+    pub(crate) images: Vec<[usize; 2]>,
+    pub(crate) frames: Vec<Option<[usize; 2]>>,
+    /// The files of the pictures.
+    files: Vec<Option<Vec<u8>>>,
+    /// Bytes of further files that may be kept.
+    room: u64,
+}
+
+impl Opened {
+    /// None, but to be kept for their pixels.
+    fn to_keep() -> Self {
+        Self {
+            room: KEPT_BYTES,
+            ..Self::default()
+        }
+    }
+
+    /// The file of a source, if there is room for it.
+    fn keep(&mut self, source: &MediaSource, options: &ReadOptions) -> Result<Option<Vec<u8>>> {
+        let MediaSource::Path(path) = source else {
+            return Ok(None);
+        };
+        let length = std::fs::metadata(path).map_or(u64::MAX, |found| found.len());
+        if length > self.room {
+            return Ok(None);
+        }
+        let bytes = read_file(path, options)?;
+        self.room = self.room.saturating_sub(bytes.len() as u64);
+        Ok(Some(bytes))
+    }
+}
+
 /// A video before its frames are read.
 struct Clip<'a> {
     frames: ClipFrames<'a>,
+    /// The file of its first picture, if kept.
+    first: Option<Vec<u8>>,
     count: usize,
     /// Width and height of a frame.
     size: [usize; 2],
@@ -163,7 +205,7 @@ impl SampleEncoder {
     /// [`RecordProblem::BoxOutside`] and [`RecordProblem::NoFps`]; [`VlmDataError::InRecord`] around
     /// those of a picture, video or frame.
     pub fn encode(&self, conversation: &Conversation) -> Result<TrainingSample> {
-        self.with_patches(conversation, self.measure(conversation)?)
+        self.with_patches(conversation, TextEncoder::encode)
     }
 
     /// Encodes a prompt for generation: the conversation without a final assistant message,
@@ -173,16 +215,17 @@ impl SampleEncoder {
     /// Those of [`SampleEncoder::encode`], with [`TextEncoder::encode_prompt`] in place of
     /// [`TextEncoder::encode`].
     pub fn encode_prompt(&self, conversation: &Conversation) -> Result<TrainingSample> {
-        let sample = self.measure_by(conversation, TextEncoder::encode_prompt)?;
-        self.with_patches(conversation, sample)
+        self.with_patches(conversation, TextEncoder::encode_prompt)
     }
 
     /// The sample with its patches.
     fn with_patches(
         &self,
         conversation: &Conversation,
-        mut sample: TrainingSample,
+        encode: EncodeText,
     ) -> Result<TrainingSample> {
+        let mut opened = Opened::to_keep();
+        let (mut sample, mut clips) = self.measure_by(conversation, encode, &mut opened)?;
         let mut values = room(&sample.image_grids, self.pictures.channels())?;
         let mut rest = &mut values[..];
         for (&index, &grid) in sample.text.images.iter().zip(&sample.image_grids) {
@@ -190,11 +233,14 @@ impl SampleEncoder {
             let (part, after) = rest.split_at_mut(length);
             let place =
                 |source| in_record(conversation.line, format!("picture {}", index + 1), source);
-            let picture = self.open(&conversation.images[index]).map_err(place)?;
+            let source = &conversation.images[index];
+            let file = opened.files.get_mut(index).and_then(Option::take);
+            let picture = self.open(source, file.as_deref()).map_err(place)?;
+            drop(file);
             let processor = self.processor(conversation, index).map_err(place)?;
             let found = processor.write_patches(&picture, part).map_err(place)?;
             if found != grid {
-                return Err(place(changed(&conversation.images[index])));
+                return Err(place(changed(source)));
             }
             rest = after;
         }
@@ -206,13 +252,10 @@ impl SampleEncoder {
             let (part, after) = rest.split_at_mut(length);
             let place =
                 |source| in_record(conversation.line, format!("video {}", index + 1), source);
-            let clip = self.clip(conversation, index)?;
-            if clip.grid != grid {
-                let reason = "its frames were changed while they were read".to_owned();
-                let path = PathBuf::from(format!("{:?}", conversation.videos[index].frames));
-                return Err(place(VlmDataError::File { path, reason }));
-            }
-            for (frame, picture) in self.pictures_of(&clip.frames).map_err(place)?.enumerate() {
+            let clip = &mut clips[index];
+            let first = clip.first.take();
+            let pictures = self.pictures_of(&clip.frames, first).map_err(place)?;
+            for (frame, picture) in pictures.enumerate() {
                 let place = |source| {
                     let place = format!("video {}, frame {}", index + 1, frame + 1);
                     in_record(conversation.line, place, source)
@@ -239,25 +282,45 @@ impl SampleEncoder {
     /// # Errors
     /// Those of [`SampleEncoder::encode`], except errors in decoding pixels.
     pub fn measure(&self, conversation: &Conversation) -> Result<TrainingSample> {
-        self.measure_by(conversation, TextEncoder::encode)
+        self.measure_opened(conversation, Opened::default())
     }
 
-    fn measure_by(
+    /// As [`SampleEncoder::measure`], of media whose sizes are known.
+    pub(crate) fn measure_opened(
         &self,
         conversation: &Conversation,
-        encode: EncodeText,
+        mut opened: Opened,
     ) -> Result<TrainingSample> {
+        let measured = self.measure_by(conversation, TextEncoder::encode, &mut opened);
+        measured.map(|(sample, _)| sample)
+    }
+
+    fn measure_by<'a>(
+        &self,
+        conversation: &'a Conversation,
+        encode: EncodeText,
+        opened: &mut Opened,
+    ) -> Result<(TrainingSample, Vec<Clip<'a>>)> {
         let line = conversation.line;
         let mut sizes = Vec::with_capacity(conversation.images.len());
         let mut image_grids = Vec::with_capacity(sizes.capacity());
         for (index, source) in conversation.images.iter().enumerate() {
             let place = |source| in_record(line, format!("picture {}", index + 1), source);
-            let size = self.sides(source).map_err(place)?;
+            let size = match opened.images.get(index) {
+                Some(&known) => known,
+                None => {
+                    let file = opened.keep(source, &self.options.read).map_err(place)?;
+                    let size = self.sides_of(source, file.as_deref()).map_err(place)?;
+                    opened.files.push(file);
+                    size
+                }
+            };
             let processor = self.processor(conversation, index).map_err(place)?;
             image_grids.push(processor.grid(size[1], size[0]).map_err(place)?);
             sizes.push(size);
         }
-        let clips = (0..conversation.videos.len()).map(|index| self.clip(conversation, index));
+        let clips =
+            (0..conversation.videos.len()).map(|index| self.clip(conversation, index, opened));
         let clips = clips.collect::<Result<Vec<_>>>()?;
         let conversation = self.with_objects(conversation, &sizes, &image_grids)?;
 
@@ -274,7 +337,7 @@ impl SampleEncoder {
         };
         let text = encode(&self.text, &conversation, grids, &self.options.encode)?;
         let kept = || text.videos.iter().map(|&index| &clips[index]);
-        Ok(TrainingSample {
+        let sample = TrainingSample {
             line,
             image_grids: text
                 .images
@@ -286,7 +349,8 @@ impl SampleEncoder {
             video_patches: Vec::new(),
             seconds_per_grid: kept().map(|clip| depth as f64 / clip.fps).collect(),
             text,
-        })
+        };
+        Ok((sample, clips))
     }
 
     /// The processor of a picture, with its own limits within those of the folder.
@@ -317,10 +381,15 @@ impl SampleEncoder {
         Ok(Cow::Owned(PictureProcessor::new(config)?))
     }
 
-    fn open(&self, source: &MediaSource) -> Result<Picture> {
-        match source {
-            MediaSource::Path(path) => Picture::open(path, &self.options.read),
-            MediaSource::Bytes(bytes) => Picture::decode(bytes, &self.options.read),
+    /// The picture of a source, whose file may have been read before.
+    fn open(&self, source: &MediaSource, file: Option<&[u8]>) -> Result<Picture> {
+        let options = &self.options.read;
+        match (source, file) {
+            (MediaSource::Path(path), None) => Picture::open(path, options),
+            (MediaSource::Path(path), Some(file)) => {
+                Picture::decode(file, options).map_err(|source| in_file(path, source))
+            }
+            (MediaSource::Bytes(bytes), _) => Picture::decode(bytes, options),
         }
     }
 
@@ -329,18 +398,30 @@ impl SampleEncoder {
     /// # Errors
     /// Those of [`Picture::sides`]; [`VlmDataError::File`]
     pub fn sides(&self, source: &MediaSource) -> Result<[usize; 2]> {
+        self.sides_of(source, None)
+    }
+
+    fn sides_of(&self, source: &MediaSource, file: Option<&[u8]>) -> Result<[usize; 2]> {
         let options = &self.options.read;
-        match source {
-            MediaSource::Path(path) => Picture::sides(&read_file(path, options)?, options)
-                .map_err(|source| in_file(path, source)),
-            MediaSource::Bytes(bytes) => Picture::sides(bytes, options),
+        match (source, file) {
+            (MediaSource::Path(path), None) => Ok(header(path, options)?.sides()),
+            (MediaSource::Path(path), Some(file)) => {
+                Picture::sides(file, options).map_err(|source| in_file(path, source))
+            }
+            (MediaSource::Bytes(bytes), _) => Picture::sides(bytes, options),
         }
     }
 
-    fn clip<'a>(&self, conversation: &'a Conversation, index: usize) -> Result<Clip<'a>> {
+    fn clip<'a>(
+        &self,
+        conversation: &'a Conversation,
+        index: usize,
+        opened: &mut Opened,
+    ) -> Result<Clip<'a>> {
         let (line, video) = (conversation.line, &conversation.videos[index]);
         let place = |source| in_record(line, format!("video {}", index + 1), source);
         let fps = video.fps.or(self.options.fps);
+        let mut first = None;
         let (frames, count, size, fps) = if let Frames::File(path) = &video.frames {
             let fps = fps.unwrap_or(DEFAULT_FPS);
             let file = VideoFile::open(path, fps, &self.options.read).map_err(place)?;
@@ -349,8 +430,15 @@ impl SampleEncoder {
         } else {
             let frames = frames(video).map_err(place)?.unwrap_or_default();
             let none = || place(VlmDataError::TooFewFrames { least: 1, found: 0 });
-            let size = self.sides(frames.first().ok_or_else(none)?);
-            let (count, size) = (frames.len(), size.map_err(place)?);
+            let source = frames.first().ok_or_else(none)?;
+            let size = match opened.frames.get(index).copied().flatten() {
+                Some(known) => known,
+                None => {
+                    first = opened.keep(source, &self.options.read).map_err(place)?;
+                    self.sides_of(source, first.as_deref()).map_err(place)?
+                }
+            };
+            let count = frames.len();
             let fps = fps.ok_or_else(|| RecordProblem::NoFps { video: index + 1 }.at(line))?;
             (ClipFrames::Pictures(frames), count, size, fps)
         };
@@ -358,6 +446,7 @@ impl SampleEncoder {
         Ok(Clip {
             grid: grid.map_err(place)?,
             frames,
+            first,
             count,
             size,
             fps,
@@ -368,9 +457,14 @@ impl SampleEncoder {
     fn pictures_of<'a>(
         &'a self,
         frames: &'a ClipFrames<'_>,
+        mut first: Option<Vec<u8>>,
     ) -> Result<Box<dyn Iterator<Item = Result<Picture>> + 'a>> {
         Ok(match frames {
-            ClipFrames::Pictures(frames) => Box::new(frames.iter().map(|frame| self.open(frame))),
+            ClipFrames::Pictures(frames) => Box::new(
+                frames
+                    .iter()
+                    .map(move |frame| self.open(frame, first.take().as_deref())),
+            ),
             ClipFrames::File(file) => Box::new(file.pictures(&self.options.read)?),
         })
     }

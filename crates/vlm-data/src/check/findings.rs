@@ -116,7 +116,9 @@ fn kind(error: &VlmDataError) -> &'static str {
         VlmDataError::File { .. } => "file",
         VlmDataError::UnknownFormat { .. } => "no-picture",
         VlmDataError::Decode { .. } | VlmDataError::NoPixels { .. } => "damaged",
-        VlmDataError::TooManyPixels { .. } | VlmDataError::Memory { .. } => "too-many-pixels",
+        VlmDataError::TooManyPixels { .. }
+        | VlmDataError::TooMuchMemory { .. }
+        | VlmDataError::Memory { .. } => "too-many-pixels",
         VlmDataError::AspectRatio { .. } => "aspect-ratio",
         VlmDataError::NotDivisible { .. } => "size",
         VlmDataError::VideoFile { .. } => "video-file",

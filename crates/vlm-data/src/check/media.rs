@@ -5,7 +5,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use super::findings::Found;
 use super::{Check, REMEMBERED, lock};
-use crate::picture::{Contents, Wanted, contents, read_file};
+use crate::picture::{Contents, Wanted, contents, header, read_file};
 use crate::sample::frames;
 use crate::text::format::{MediaSource, Video};
 use crate::{Result, VlmDataError};
@@ -26,12 +26,21 @@ pub(super) enum Use {
 type Sides = [usize; 2];
 
 impl<R> Check<'_, R> {
-    /// Checks all frames of a video given as pictures, which must have the same size.
-    pub(super) fn look_at_video(&self, video: &Video, index: usize, found: &mut Vec<Found>) {
+    /// Checks all frames of a video given as pictures, which must have the same size, and returns
+    /// it.
+    pub(super) fn look_at_video(
+        &self,
+        video: &Video,
+        index: usize,
+        found: &mut Vec<Found>,
+    ) -> Option<Sides> {
         let place = format!("video {}", index + 1);
         let frames = match frames(video) {
             Ok(frames) => frames.unwrap_or_default(),
-            Err(error) => return found.push(Found::at(&place, &error)),
+            Err(error) => {
+                found.push(Found::at(&place, &error));
+                return None;
+            }
         };
         let mut first = None;
         for (frame, source) in frames.iter().enumerate() {
@@ -45,9 +54,11 @@ impl<R> Check<'_, R> {
                     first,
                     found: sides,
                 };
-                return found.push(Found::at(&place, &error));
+                found.push(Found::at(&place, &error));
+                return None;
             }
         }
+        first
     }
 
     /// Checks a picture and returns its width and height if it is usable.
@@ -97,11 +108,15 @@ impl<R> Check<'_, R> {
     ) -> Result<(Sides, Vec<(&'static str, String)>)> {
         let options = &self.encoder.options().read;
         let bytes = match source {
-            MediaSource::Path(path) => Cow::Owned(read_file(path, options)?),
+            MediaSource::Path(path) if self.options.pixels => Cow::Owned(read_file(path, options)?),
+            MediaSource::Path(_) => Cow::Borrowed(&[][..]),
             MediaSource::Bytes(bytes) => Cow::Borrowed(&bytes[..]),
         };
         let mut notes = Vec::new();
-        let header = contents(&bytes, options, Wanted::Sides)?;
+        let header = match source {
+            MediaSource::Path(path) if !self.options.pixels => header(path, options)?,
+            _ => contents(&bytes, options, Wanted::Sides)?,
+        };
         let sides = header.sides();
         let [width, height] = sides;
         if purpose == Use::Picture {

@@ -19,7 +19,7 @@ pub use findings::{Findings, FoundAt, Severity};
 pub use page::{PageSample, SamplePage};
 pub use report::{DataReport, Histogram, Packing, SampleCounts, Spread};
 
-use crate::sample::SampleEncoder;
+use crate::sample::{Opened, SampleEncoder};
 use crate::text::format::{Frames, MediaSource};
 use crate::text::{self, Conversation, IGNORED, TextError};
 use budget::Budget;
@@ -190,21 +190,19 @@ impl<R: Iterator<Item = text::Result<Conversation>> + Send> Check<'_, R> {
         found: &mut Vec<Found>,
     ) -> Option<SampleCounts> {
         let before = found.len();
+        let mut opened = Opened::default();
         for (index, source) in conversation.images.iter().enumerate() {
-            self.look_at(
-                source,
-                Use::Picture,
-                &format!("picture {}", index + 1),
-                found,
-            );
+            let place = format!("picture {}", index + 1);
+            let sides = self.look_at(source, Use::Picture, &place, found);
+            opened.images.extend(sides);
         }
         for (index, video) in conversation.videos.iter().enumerate() {
-            self.look_at_video(video, index, found);
+            opened.frames.push(self.look_at_video(video, index, found));
         }
         if found[before..].iter().any(Found::is_error) {
             return None;
         }
-        let sample = match self.encoder.measure(conversation) {
+        let sample = match self.encoder.measure_opened(conversation, opened) {
             Ok(sample) => sample,
             Err(error) => {
                 found.push(Found::of(&error));

@@ -7,7 +7,7 @@ use super::read::Alpha;
 pub(super) struct Samples {
     /// 1 is grey, 2 grey and alpha, 3 RGB, 4 RGBA.
     pub(super) channels: usize,
-    /// True if a sample has 16 bits, in the byte order of the machine.
+    /// True if a sample has 16 bits, the higher ones first.
     pub(super) wide: bool,
     /// True if 16-bit grey is clipped at 255 rather than divided by 256.
     ///
@@ -27,7 +27,7 @@ impl Samples {
     /// Returns two flags: true if a pixel is not opaque, and true if a level is clipped.
     pub(super) fn surprises(self, bytes: &[u8]) -> (bool, bool) {
         let level = |sample: &[u8]| match *sample {
-            [first, second] => u16::from_ne_bytes([first, second]),
+            [first, second] => u16::from_be_bytes([first, second]),
             [value] => u16::from(value),
             _ => 0,
         };
@@ -47,7 +47,7 @@ impl Samples {
         let narrow = |sample: &[u8]| -> u8 {
             match *sample {
                 [first, second] => {
-                    let value = u16::from_ne_bytes([first, second]);
+                    let value = u16::from_be_bytes([first, second]);
                     if self.clipped {
                         value.min(255) as u8
                     } else {
@@ -58,6 +58,10 @@ impl Samples {
                 _ => 0,
             }
         };
+        if (self.channels, self.wide) == (3, false) {
+            rgb.extend_from_slice(bytes);
+            return;
+        }
         let sample_bytes = if self.wide { 2 } else { 1 };
         for pixel in bytes.chunks_exact(self.pixel_bytes()) {
             let mut samples = [0; 4];

@@ -7,7 +7,7 @@ use gif::{ColorOutput, DecodeOptions, DecodingError, MemoryLimit};
 use crate::memory::{reserve, zeros};
 use crate::{Result, VlmDataError};
 
-use super::read::{Alpha, ReadOptions, Wanted, checked_pixels};
+use super::read::{Alpha, Contents, Input, RGB, ReadOptions, Wanted, check_memory, checked_pixels};
 
 /// Decodes the first frame on the GIF's canvas: RGB, empty unless requested, with width and height.
 ///
@@ -15,7 +15,7 @@ use super::read::{Alpha, ReadOptions, Wanted, checked_pixels};
 /// is none. Without a palette, or with one that maps each index to grey of the same level, pixels
 /// are grey.
 pub(super) fn decode(
-    file: &[u8],
+    file: Input<'_>,
     options: &ReadOptions,
     wanted: Wanted,
 ) -> Result<(Vec<u8>, [usize; 2])> {
@@ -27,7 +27,11 @@ pub(super) fn decode(
     settings.set_color_output(ColorOutput::Indexed);
     let bytes = NonZeroU64::new(options.max_pixels).unwrap_or(NonZeroU64::MIN);
     settings.set_memory_limit(MemoryLimit::Bytes(bytes));
-    let mut decoder = settings.read_info(file).map_err(error)?;
+    let bytes = match wanted {
+        Wanted::Pixels => whole_blocks(file.bytes),
+        Wanted::Sides => file.bytes,
+    };
+    let mut decoder = settings.read_info(bytes).map_err(error)?;
     let screen = [decoder.width(), decoder.height()].map(usize::from);
     let info = decoder
         .next_frame_info()
@@ -46,6 +50,9 @@ pub(super) fn decode(
         screen[1].max(top + frame_height),
     ];
     let pixels = checked_pixels(width as u64, height as u64, options)?;
+    let frame_pixels = frame_width as u64 * frame_height as u64;
+    let contents = Contents::new([width, height]);
+    check_memory(file, RGB * pixels + frame_pixels, &contents, options)?;
     if wanted == Wanted::Sides {
         return Ok((Vec::new(), [width, height]));
     }
@@ -55,7 +62,7 @@ pub(super) fn decode(
         options.alpha,
     );
 
-    let mut indices = zeros::<u8>("the frame", frame_width as u128 * frame_height as u128)?;
+    let mut indices = zeros::<u8>("the frame", frame_pixels.into())?;
     decoder.read_into_buffer(&mut indices).map_err(error)?;
     let mut rgb = reserve::<u8>("the picture", 3 * pixels as u128)?;
     let uncovered = table[usize::from(transparent.unwrap_or(0))];
@@ -70,6 +77,54 @@ pub(super) fn decode(
         }
     }
     Ok((rgb, [width, height]))
+}
+
+/// The file without a block of pixels whose end is cut off. PIL reads pixels block by block, so that
+/// it refuses the file unless the blocks before have them all.
+fn whole_blocks(file: &[u8]) -> &[u8] {
+    const SCREEN: usize = 13;
+    const FRAME: usize = 10;
+    let colours = |flags: u8| {
+        if flags & 0x80 == 0 {
+            0
+        } else {
+            3 << ((flags & 7) + 1)
+        }
+    };
+    let Some(&flags) = file.get(10) else {
+        return file;
+    };
+    let mut at = SCREEN + colours(flags);
+    loop {
+        let is_frame = match file.get(at) {
+            Some(b'!') => false,
+            Some(b',') => true,
+            Some(_) => {
+                at += 1;
+                continue;
+            }
+            None => return file,
+        };
+        // An extension's label, or a frame's header, colours and size of codes.
+        at += match file.get(at + FRAME - 1) {
+            Some(&flags) if is_frame => FRAME + colours(flags) + 1,
+            _ => 2,
+        };
+        loop {
+            match file.get(at) {
+                Some(0) => break,
+                Some(&length) if at + usize::from(length) < file.len() => {
+                    at += 1 + usize::from(length);
+                }
+                Some(_) => return &file[..at],
+                None => return file,
+            }
+        }
+        if is_frame {
+            return file;
+        }
+        at += 1;
+    }
 }
 
 /// The colour of each index.

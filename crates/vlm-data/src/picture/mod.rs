@@ -19,18 +19,20 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `read` | a file's pixels as RGB; `jpeg`, `gif`, `orientation` and `colour` are its parts |
+//! | `read` | a file's pixels as RGB; `jpeg`, `png`, `gif`, `bmp`, `orientation` and `colour` are its parts |
 //! | `config` | the families, and the settings of a model folder |
 //! | `smart_resize` | the size that a picture is resized to |
 //! | `resample` | resizing, in the integers of torchvision and of PIL |
 //! | `patches` | the whole conversion: resizing, normalising and cutting into patches |
 
+mod bmp;
 mod colour;
 mod config;
 mod gif;
 mod jpeg;
 mod orientation;
 mod patches;
+mod png;
 mod read;
 mod resample;
 mod smart_resize;
@@ -38,5 +40,5 @@ mod smart_resize;
 pub use config::{Backend, BoxForm, FAMILIES, Family, PictureConfig, ResizeRule};
 pub use patches::{Patches, PictureProcessor};
 pub use read::{Alpha, Picture, ReadOptions};
-pub(crate) use read::{Contents, Wanted, contents, in_file, read_file};
+pub(crate) use read::{Contents, Wanted, contents, header, in_file, read_file};
 pub use smart_resize::smart_resize;

@@ -1,19 +1,21 @@
 //! A file's pixels as RGB.
 
-use std::io::Cursor;
+use std::io::{Cursor, Read as _};
 use std::path::Path;
 
-use image::codecs::png::{PngDecoder, PngEncoder};
+use image::codecs::png::PngEncoder;
 use image::codecs::{bmp::BmpDecoder, webp::WebPDecoder};
 use image::{ColorType, ExtendedColorType, ImageDecoder, ImageEncoder, ImageError, Limits};
 
 use crate::memory::{reserve, zeros};
 use crate::{Result, VlmDataError};
 
+use super::bmp;
 use super::colour::Samples;
 use super::gif;
 use super::jpeg;
 use super::orientation::Orientation;
+use super::png;
 
 /// A picture with 8 bits each of red, green and blue.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,6 +45,9 @@ pub enum Alpha {
 pub struct ReadOptions {
     /// The largest number of pixels decoded. The default is PIL's, 178,956,970.
     pub max_pixels: u64,
+    /// Bytes of memory for decoding a picture, its file included, at most. The default of 960 MiB
+    /// suffices for 83 million pixels of any kind, and for those of `max_pixels` in most files.
+    pub max_memory: u64,
     /// True if the camera's orientation is applied, as in `load_image` of transformers.
     /// qwen-vl-utils, LLaMA-Factory and ms-swift use pictures as stored.
     pub upright: bool,
@@ -53,19 +58,34 @@ pub struct ReadOptions {
     pub allow_truncated: bool,
 }
 
-/// The fault of a file that is cut off.
+/// The fault of a file that is cut off, and that of a JPEG.
+pub(super) const CUT: &str = "it is truncated; copy it again";
 pub(super) const TRUNCATED: &str =
     "it is truncated; copy it again, or read what there is with `allow_truncated`";
 
+/// Bytes that are read for a header, and the factor if they do not suffice.
+const HEADER_BYTES: u64 = 16 << 10;
+const HEADER_GROWTH: u64 = 8;
+/// The start of a PNG file.
+const PNG: &[u8] = b"\x89PNG";
+
 /// Twice a quarter of a gibibyte, in pixels of 3 bytes: `2 * Image.MAX_IMAGE_PIXELS` of PIL.
 const PIL_MAX_PIXELS: u64 = 178_956_970;
-/// Bytes of a file besides its pixels: metadata, palettes, unread frames.
-const EXTRA_FILE_BYTES: u64 = 256 << 20;
+/// So that a process that decodes one picture stays below a gibibyte.
+const MAX_MEMORY: u64 = 960 << 20;
+/// Bytes of RGB, and of RGB with a rotated copy.
+pub(super) const RGB: u64 = 3;
+const TURNED: u64 = 6;
+/// Bytes of a pixel while `image` decodes a WebP or BMP file. A WebP file with alpha has its pixels
+/// and its opacity as RGBA each, its luma and its colours.
+const WEBP: u64 = 8;
+const WEBP_EXTENDED: u64 = 12;
 
 impl Default for ReadOptions {
     fn default() -> Self {
         Self {
             max_pixels: PIL_MAX_PIXELS,
+            max_memory: MAX_MEMORY,
             upright: true,
             alpha: Alpha::default(),
             allow_truncated: false,
@@ -118,6 +138,7 @@ impl Picture {
     /// - [`VlmDataError::UnknownFormat`]: the bytes have an unsupported format
     /// - [`VlmDataError::TooManyPixels`]: the header states more pixels than allowed; none was
     ///   decoded
+    /// - [`VlmDataError::TooMuchMemory`]: the header states a picture of too much memory, as above
     /// - [`VlmDataError::NoPixels`], [`VlmDataError::Decode`]: the file is damaged or truncated
     /// - [`VlmDataError::Memory`]: an allocation failed
     /// # Source
@@ -195,12 +216,7 @@ pub(crate) enum Wanted {
 
 /// The bytes of a picture's file.
 pub(crate) fn read_file(path: &Path, options: &ReadOptions) -> Result<Vec<u8>> {
-    // 16 bits of RGBA, uncompressed.
-    let limit = options
-        .max_pixels
-        .saturating_mul(8)
-        .saturating_add(EXTRA_FILE_BYTES);
-    Ok(plain_files::read(path, limit)?)
+    Ok(plain_files::read(path, options.max_memory)?)
 }
 
 pub(crate) fn in_file(path: &Path, source: VlmDataError) -> VlmDataError {
@@ -225,15 +241,29 @@ pub(super) fn checked_pixels(width: u64, height: u64, options: &ReadOptions) -> 
     }
 }
 
+/// An error if decoding takes more memory than the options allow: `decoding` bytes besides the
+/// file's, and then perhaps those of a rotated picture.
+pub(super) fn check_memory(
+    file: Input<'_>,
+    decoding: u64,
+    contents: &Contents,
+    options: &ReadOptions,
+) -> Result<()> {
+    let pixels: u64 = contents.stored.iter().map(|&side| side as u64).product();
+    let turned = if contents.is_turned() { TURNED } else { RGB };
+    let bytes = decoding.max(pixels.saturating_mul(turned));
+    let bytes = bytes.saturating_add(file.length);
+    let limit = options.max_memory;
+    if bytes > limit {
+        return Err(VlmDataError::TooMuchMemory { bytes, limit });
+    }
+    Ok(())
+}
+
 /// Limits on a decoder's allocations, besides the buffer for pixels.
 fn limits(options: &ReadOptions) -> Limits {
     let mut limits = Limits::no_limits();
-    limits.max_alloc = Some(
-        options
-            .max_pixels
-            .saturating_mul(8)
-            .saturating_add(EXTRA_FILE_BYTES),
-    );
+    limits.max_alloc = Some(options.max_memory);
     limits
 }
 
@@ -244,7 +274,7 @@ pub(crate) struct Contents {
     /// Width and height as stored.
     stored: [usize; 2],
     /// The orientation of the pixels.
-    orientation: Option<Orientation>,
+    pub(super) orientation: Option<Orientation>,
     /// True if a pixel is transparent by its alpha; known only if pixels were decoded.
     pub(crate) is_transparent: bool,
     /// True if levels of grey above 255 are clipped; known only if pixels were decoded.
@@ -252,6 +282,17 @@ pub(crate) struct Contents {
 }
 
 impl Contents {
+    /// A file of which only the size is known so far.
+    pub(super) fn new(stored: [usize; 2]) -> Self {
+        Self {
+            rgb: Vec::new(),
+            stored,
+            orientation: None,
+            is_transparent: false,
+            is_clipped: false,
+        }
+    }
+
     /// True if the pixels are rotated or mirrored.
     pub(crate) fn is_turned(&self) -> bool {
         self.orientation.is_some()
@@ -264,24 +305,70 @@ impl Contents {
     }
 }
 
+/// A file, or the part of one that suffices for its header.
+#[derive(Clone, Copy)]
+pub(super) struct Input<'a> {
+    pub(super) bytes: &'a [u8],
+    /// Bytes of the whole file.
+    length: u64,
+}
+
 /// Reads a file as [`Picture::decode`] does, without rotating it upright.
 pub(crate) fn contents(file: &[u8], options: &ReadOptions, wanted: Wanted) -> Result<Contents> {
-    match file {
+    let length = file.len() as u64;
+    contents_of(
+        Input {
+            bytes: file,
+            length,
+        },
+        options,
+        wanted,
+    )
+}
+
+/// Reads the header of a file, which is opened once, and little of what follows.
+pub(crate) fn header(path: &Path, options: &ReadOptions) -> Result<Contents> {
+    let failed = |error: std::io::Error| VlmDataError::File {
+        path: path.to_owned(),
+        reason: error.to_string(),
+    };
+    let mut file = plain_files::open(path)?;
+    let length = file.metadata().map_err(failed)?.len();
+    let mut bytes = Vec::new();
+    let mut most = HEADER_BYTES;
+    loop {
+        let more = most.saturating_sub(bytes.len() as u64);
+        file.by_ref()
+            .take(more)
+            .read_to_end(&mut bytes)
+            .map_err(failed)?;
+        let is_whole = (bytes.len() as u64) < most || bytes.len() as u64 >= length;
+        if !is_whole && bytes.starts_with(PNG) {
+            bytes = png::without_pixels(&mut file).map_err(failed)?;
+        }
+        let is_last = is_whole || bytes.starts_with(PNG) || most > options.max_memory;
+        let input = Input {
+            bytes: &bytes,
+            length,
+        };
+        match contents_of(input, options, Wanted::Sides) {
+            Err(_) if !is_last => most = most.saturating_mul(HEADER_GROWTH),
+            read => return read.map_err(|source| in_file(path, source)),
+        }
+    }
+}
+
+fn contents_of(file: Input<'_>, options: &ReadOptions, wanted: Wanted) -> Result<Contents> {
+    match file.bytes {
         [b'G', b'I', b'F', b'8', ..] => {
             let (rgb, stored) = gif::decode(file, options, wanted)?;
             Ok(Contents {
                 rgb,
-                stored,
-                orientation: None,
-                is_transparent: false,
-                is_clipped: false,
+                ..Contents::new(stored)
             })
         }
         [0xff, 0xd8, 0xff, ..] => jpeg_contents(file, options, wanted),
-        [0x89, b'P', b'N', b'G', ..] => {
-            let decoder = PngDecoder::with_limits(Cursor::new(file), limits(options));
-            pixels("PNG", decoder, file, options, wanted)
-        }
+        [0x89, b'P', b'N', b'G', ..] => png::contents(file, options, wanted),
         [
             b'R',
             b'I',
@@ -297,46 +384,82 @@ pub(crate) fn contents(file: &[u8], options: &ReadOptions, wanted: Wanted) -> Re
             b'P',
             ..,
         ] => {
-            let decoder = WebPDecoder::new(Cursor::new(file));
+            // Only its decoder of single pictures would notice.
+            if is_cut_webp(file) {
+                return Err(truncated("WebP"));
+            }
+            let decoder = WebPDecoder::new(Cursor::new(file.bytes));
             pixels("WebP", decoder, file, options, wanted)
         }
         [b'B', b'M', ..] => {
-            let decoder = BmpDecoder::new(Cursor::new(file));
+            // The header first, which may state too much.
+            let header = BmpDecoder::new(Cursor::new(file.bytes));
+            let header = pixels("BMP", header, file, options, Wanted::Sides)?;
+            if wanted == Wanted::Sides {
+                return Ok(header);
+            }
+            let whole = bmp::completed(file.bytes)?;
+            let decoder = BmpDecoder::new(Cursor::new(&whole[..]));
             pixels("BMP", decoder, file, options, wanted)
         }
         _ => Err(VlmDataError::UnknownFormat {
-            start: file[..file.len().min(12)].to_vec(),
+            start: file.bytes[..file.bytes.len().min(12)].to_vec(),
         }),
     }
 }
 
+/// True if a WebP file or one of its chunks is shorter than its header says.
+fn is_cut_webp(file: Input<'_>) -> bool {
+    let size = |at: usize| -> Option<u64> {
+        let size = file.bytes.get(at..)?.first_chunk()?;
+        Some(u32::from_le_bytes(*size).into())
+    };
+    let Some(end) = size(4)
+        .map(|size| 8 + size)
+        .filter(|&end| end <= file.length)
+    else {
+        return true;
+    };
+    let mut at = 12;
+    while let Some(size) = usize::try_from(at).ok().and_then(|at| size(at + 4)) {
+        at += 8 + size;
+        if at > end {
+            return true;
+        }
+        at += size % 2;
+    }
+    // A file with metadata behind its pixels is read whole.
+    file.bytes.get(12..16) == Some(b"VP8X") && (file.bytes.len() as u64) < end
+}
+
+pub(super) fn truncated(format: &'static str) -> VlmDataError {
+    VlmDataError::Decode {
+        format,
+        reason: CUT.to_owned(),
+    }
+}
+
 /// [`contents`] of a JPEG.
-fn jpeg_contents(file: &[u8], options: &ReadOptions, wanted: Wanted) -> Result<Contents> {
-    let header = jpeg::Header::read(file)?;
+fn jpeg_contents(file: Input<'_>, options: &ReadOptions, wanted: Wanted) -> Result<Contents> {
+    let header = jpeg::Header::read(file.bytes)?;
     let stored = header.sides();
     checked_pixels(stored[0] as u64, stored[1] as u64, options)?;
-    let orientation = options
-        .upright
-        .then(|| Orientation::find(header.exif(), header.xmp()))
-        .flatten();
-    let rgb = match wanted {
-        Wanted::Pixels => jpeg::decode(header, options)?,
-        Wanted::Sides => Vec::new(),
-    };
-    Ok(Contents {
-        rgb,
-        stored,
-        orientation,
-        is_transparent: false,
-        is_clipped: false,
-    })
+    let mut contents = Contents::new(stored);
+    if options.upright {
+        contents.orientation = Orientation::find(header.exif(), header.xmp());
+    }
+    check_memory(file, header.memory(), &contents, options)?;
+    if wanted == Wanted::Pixels {
+        contents.rgb = jpeg::decode(header, options)?;
+    }
+    Ok(contents)
 }
 
 /// [`contents`] by a decoder of `image`.
 fn pixels<D: ImageDecoder>(
     format: &'static str,
     decoder: Result<D, ImageError>,
-    file: &[u8],
+    file: Input<'_>,
     options: &ReadOptions,
     wanted: Wanted,
 ) -> Result<Contents> {
@@ -349,46 +472,27 @@ fn pixels<D: ImageDecoder>(
     let pixels = checked_pixels(width.into(), height.into(), options)?;
     let size = [width, height].map(|side| usize::try_from(side).unwrap_or(usize::MAX));
     decoder.set_limits(limits(options)).map_err(error)?;
-    let mut samples = samples(format, decoder.color_type())?;
-    let mut orientation = None;
+    let samples = samples(format, decoder.color_type())?;
+    let mut contents = Contents::new(size);
     if options.upright {
-        let exif = match format {
-            "PNG" => png_chunk(file, b"eXIf").map(<[u8]>::to_vec),
-            _ => decoder.exif_metadata().ok().flatten(),
-        };
+        let exif = decoder.exif_metadata().ok().flatten();
         let xmp = decoder.xmp_metadata().ok().flatten();
-        orientation = Orientation::find(exif.as_deref(), xmp.as_deref());
+        contents.orientation = Orientation::find(exif.as_deref(), xmp.as_deref());
     }
-    let mut contents = Contents {
-        rgb: Vec::new(),
-        stored: size,
-        orientation,
-        is_transparent: false,
-        is_clipped: false,
+    let pixel_bytes = match format {
+        "WebP" if file.bytes.get(12..16) == Some(b"VP8X") => WEBP_EXTENDED,
+        "WebP" => WEBP,
+        _ => samples.pixel_bytes() as u64 + if samples.channels == 3 { 0 } else { RGB },
     };
+    check_memory(file, pixels.saturating_mul(pixel_bytes), &contents, options)?;
     if wanted == Wanted::Sides {
         return Ok(contents);
     }
-    // The colour that stands for transparency.
-    let mut key = None;
-    if format == "PNG" {
-        let colour = file.get(PNG_COLOUR).copied();
-        samples.clipped = samples.wide && colour == Some(PNG_GREY);
-        if matches!(colour, Some(PNG_GREY | PNG_RGB)) {
-            samples.alpha = false;
-            // `load_image` forgets the transparent level of 16-bit grey.
-            let is_forgotten = samples.clipped && options.alpha == Alpha::Loaded;
-            key = png_key(file).filter(|_| !is_forgotten);
-        } else if colour == Some(PNG_PALETTE) && options.alpha == Alpha::Loaded {
-            key = png_palette_key(file);
-        }
-    }
-
     let bytes = u128::from(pixels) * samples.pixel_bytes() as u128;
     let mut decoded = zeros::<u8>("the decoded picture", bytes)?;
     decoder.read_image(&mut decoded).map_err(error)?;
     if format == "BMP" {
-        truncate_levels(file, &mut decoded);
+        bmp::truncate_levels(file.bytes, &mut decoded);
     }
     let plain = Samples {
         channels: 3,
@@ -396,18 +500,13 @@ fn pixels<D: ImageDecoder>(
         clipped: false,
         alpha: false,
     };
-    if samples == plain && key.is_none() {
+    if samples == plain {
         contents.rgb = decoded;
         return Ok(contents);
     }
     (contents.is_transparent, contents.is_clipped) = samples.surprises(&decoded);
     let mut rgb = reserve::<u8>("the picture", 3 * u128::from(pixels))?;
     samples.append_rgb(&decoded, options.alpha, &mut rgb);
-    if let Some(key) = key.filter(|_| options.alpha != Alpha::Dropped) {
-        for pixel in rgb.chunks_exact_mut(3).filter(|pixel| *pixel == key) {
-            pixel.fill(255);
-        }
-    }
     contents.rgb = rgb;
     Ok(contents)
 }
@@ -433,65 +532,4 @@ fn samples(format: &'static str, colour: ColorType) -> Result<Samples> {
         clipped: false,
         alpha: channels % 2 == 0,
     })
-}
-
-/// The offset of the colour type in a PNG file, and three colour types.
-const PNG_COLOUR: usize = 25;
-const PNG_GREY: u8 = 0;
-const PNG_RGB: u8 = 2;
-const PNG_PALETTE: u8 = 3;
-
-/// The contents of the first chunk of a kind in a PNG file. `eXIf` may also follow the pixels.
-fn png_chunk<'a>(file: &'a [u8], kind: &[u8; 4]) -> Option<&'a [u8]> {
-    let mut rest = file.get(8..)?;
-    loop {
-        let length = u32::from_be_bytes(*rest.first_chunk()?);
-        let end = usize::try_from(length).ok()?.checked_add(8)?;
-        if rest.get(4..8)? == kind {
-            return rest.get(8..end);
-        }
-        rest = rest.get(end.checked_add(4)?..)?;
-    }
-}
-
-/// The transparent colour of a grey or RGB PNG file, as PIL compares it: the lower bytes of its one
-/// or three samples, whatever the bit depth, against 8-bit levels.
-fn png_key(file: &[u8]) -> Option<[u8; 3]> {
-    match *png_chunk(file, b"tRNS")? {
-        [_, grey] => Some([grey; 3]),
-        [_, red, _, green, _, blue] => Some([red, green, blue]),
-        _ => None,
-    }
-}
-
-/// The transparent colour of a PNG file with a palette, if one entry is transparent and all others
-/// are opaque. PIL then makes all pixels of this colour transparent, whatever their entry.
-fn png_palette_key(file: &[u8]) -> Option<[u8; 3]> {
-    let mut entries = png_chunk(file, b"tRNS")?.iter().enumerate();
-    let (index, &first) = entries.find(|(_, opacity)| **opacity < 255)?;
-    let is_simple = first == 0 && entries.all(|(_, &opacity)| opacity == 255);
-    let palette = png_chunk(file, b"PLTE").filter(|_| is_simple)?;
-    palette.as_chunks::<3>().0.get(index).copied()
-}
-
-/// Levels of 5 and 6 bits in a BMP of 16 bits, which PIL truncates and `image` rounds.
-fn truncate_levels(file: &[u8], rgb: &mut [u8]) {
-    let u16_at = |at: usize| {
-        file.get(at..at + 2)
-            .map(|b| u16::from_le_bytes([b[0], b[1]]))
-    };
-    let header = u16_at(14);
-    let bits = u16_at(if header == Some(12) { 24 } else { 28 });
-    if bits != Some(16) {
-        return;
-    }
-    // Bit fields, with six bits of green in the mask that follows that of red.
-    let six = header != Some(12) && u16_at(30) == Some(3) && u16_at(58) == Some(0x7e0);
-    let maxima = [31, if six { 63 } else { 31 }, 31];
-    for pixel in rgb.chunks_exact_mut(3) {
-        for (level, maximum) in pixel.iter_mut().zip(maxima) {
-            let small = (u32::from(*level) * maximum + 127) / 255;
-            *level = (small * 255 / maximum) as u8;
-        }
-    }
 }

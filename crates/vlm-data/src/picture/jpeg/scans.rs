@@ -7,7 +7,7 @@ use super::super::read::TRUNCATED;
 use super::bits::{Bits, Huffman};
 use super::fault;
 use super::rows::Rows;
-use super::segments::{BLOCK, Frame, Header, Next, ORDER, Scan, marker};
+use super::segments::{BLOCK, Block, Frame, Header, Next, ORDER, Scan, marker};
 use super::smooth::{Progress, Smoothing};
 use super::transform;
 
@@ -20,8 +20,6 @@ const VISITS_PER_BLOCK: usize = 16;
 /// Bytes after the last unit that Pillow's decoder takes for an end without its marker.
 const SPARE_BYTES: usize = 8;
 
-type Block = [i16; BLOCK];
-
 /// Decodes a file whose segments up to the first scan were read.
 pub(super) fn decode(mut header: Header<'_>) -> Result<Vec<u8>> {
     let mut frame = header.frame()?;
@@ -30,10 +28,10 @@ pub(super) fn decode(mut header: Header<'_>) -> Result<Vec<u8>> {
         .first_scan
         .take()
         .ok_or_else(|| fault("it has no scan"))?;
-    if frame.progressive || scan.components.len() < frame.components.len() {
-        several_scans(&mut header, &mut frame, scan, rows)
-    } else {
+    if frame.is_whole(&scan) {
         one_scan(&mut header, &mut frame, &scan, rows)
+    } else {
+        several_scans(&mut header, &mut frame, scan, rows)
     }
 }
 
@@ -309,8 +307,8 @@ fn several_scans(
 ) -> Result<Vec<u8>> {
     let mut coefficients = Vec::new();
     for component in &frame.components {
-        let blocks = component.padded.iter().product::<usize>();
-        coefficients.push(zeros::<i16>("the coefficients", (BLOCK * blocks) as u128)?);
+        let values = BLOCK * component.all_blocks();
+        coefficients.push(zeros::<i16>("the coefficients", values as u128)?);
     }
     let all_blocks = coefficients.iter().map(Vec::len).sum::<usize>() / BLOCK;
     let mut budget = VISITS.saturating_add(VISITS_PER_BLOCK.saturating_mul(all_blocks));

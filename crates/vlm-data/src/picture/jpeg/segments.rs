@@ -7,6 +7,8 @@ use super::fault;
 
 /// Samples in a block.
 pub(super) const BLOCK: usize = 64;
+/// The coefficients of a block.
+pub(super) type Block = [i16; BLOCK];
 
 /// The place in a block of each coefficient in the order of the file. A run beyond the block's end
 /// falls on its last place.
@@ -170,6 +172,22 @@ impl<'a> Header<'a> {
         self.frame
             .as_ref()
             .map_or([0, 0], |frame| [frame.width, frame.height])
+    }
+
+    /// Bytes that decoding takes: RGB, and all coefficients if they come in several scans.
+    pub(crate) fn memory(&self) -> u64 {
+        let Some(frame) = &self.frame else {
+            return 0;
+        };
+        let scan = self.first_scan.as_ref();
+        let is_whole = scan.is_some_and(|scan| frame.is_whole(scan));
+        let blocks: usize = frame.components.iter().map(Component::all_blocks).sum();
+        let coefficients = if is_whole {
+            0
+        } else {
+            blocks * size_of::<Block>()
+        };
+        (3 * frame.width * frame.height + coefficients) as u64
     }
 
     /// EXIF data, of all segments.
@@ -391,7 +409,19 @@ impl<'a> Header<'a> {
     }
 }
 
+impl Component {
+    /// Blocks of all units.
+    pub(super) fn all_blocks(&self) -> usize {
+        self.padded.iter().product()
+    }
+}
+
 impl Frame {
+    /// True if a scan has all coefficients of all components.
+    pub(super) fn is_whole(&self, scan: &Scan) -> bool {
+        !self.progressive && scan.components.len() >= self.components.len()
+    }
+
     fn parse(contents: &[u8], progressive: bool) -> Result<Self> {
         let wrong = || fault("the header of its frame is damaged");
         let [bits, h1, h0, w1, w0, count, rest @ ..] = contents else {
