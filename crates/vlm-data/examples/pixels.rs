@@ -5,7 +5,7 @@
 //! |---|---|
 //! | `--allow-truncated` | cut-off JPEG files are read |
 //! | `--patches FOLDER` | two more lines per file: grid and SHA-256 of the patches of the folder's processor, with torchvision and with PIL; may be repeated |
-//! | `--cuts N,N,...` | instead, a line for each beginning of a file of so many bytes |
+//! | `--cuts N,N,...` | instead, a line for the first N bytes of each file |
 //!
 //! tests/fixtures/generate has the scripts that compare these with Pillow and transformers: jpeg.py,
 //! processors.py and cuts.py.

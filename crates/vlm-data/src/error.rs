@@ -19,6 +19,14 @@ pub enum VlmDataError {
         /// The message of the system.
         reason: String,
     },
+    /// A file could not be written.
+    #[error("cannot write {}: {reason}; choose another folder", path.display())]
+    Unwritten {
+        /// The file.
+        path: PathBuf,
+        /// The message of the system.
+        reason: String,
+    },
     /// An error in the contents of a file.
     #[error("{}: {source}", path.display())]
     InFile {

@@ -45,7 +45,7 @@ pub struct Converted {
 ///
 /// # Errors
 /// [`VlmDataError::File`] for a file that is not Parquet, is damaged or has a column that JSON cannot
-/// state, and for a folder that has the files already or cannot be written.
+/// state; [`VlmDataError::Unwritten`] for a folder that has the files already or cannot be written.
 pub fn convert(file: &Path, folder: &Path, progress: &dyn Fn(usize, usize)) -> Result<Converted> {
     let unread = |reason: String| VlmDataError::File {
         path: file.to_owned(),
@@ -84,7 +84,7 @@ pub fn convert(file: &Path, folder: &Path, progress: &dyn Fn(usize, usize)) -> R
 }
 
 fn unwritten(path: &Path) -> impl FnOnce(std::io::Error) -> VlmDataError + '_ {
-    move |error| VlmDataError::File {
+    move |error| VlmDataError::Unwritten {
         path: path.to_owned(),
         reason: error.to_string(),
     }

@@ -91,7 +91,7 @@ pub(crate) struct Opened {
     pub(crate) frames: Vec<Option<[usize; 2]>>,
     /// The files of the pictures.
     files: Vec<Option<Vec<u8>>>,
-    /// Bytes of further files that may be kept.
+    /// Bytes that files kept from now on may have.
     room: u64,
 }
 

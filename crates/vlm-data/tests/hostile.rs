@@ -116,7 +116,7 @@ fn black(width: u32, height: u32, depth: BitDepth, colour: ColorType) -> Vec<u8>
     pixels
 }
 
-/// A small PNG with further chunks before its pixels.
+/// A small PNG with extra chunks before its pixels.
 fn png_with(colour: u8, chunks: &[Vec<u8>]) -> Vec<u8> {
     let (kind, samples) = match colour {
         3 => (ColorType::Grayscale, chunk(b"PLTE", &[7; 9])),
@@ -313,8 +313,7 @@ fn frame(code: u8, width: u16, height: u16, factors: [u8; 2]) -> Vec<u8> {
     segment(code, &parts.concat())
 }
 
-/// A grey picture in three colours, of the first coefficients and, if progressive, so many further
-/// scans.
+/// A grey picture in three colours: its first coefficients and, if progressive, `scans` more scans.
 fn jpeg(width: u32, height: u32, progressive: bool, [h, v]: [u8; 2], scans: usize) -> Vec<u8> {
     let units = [
         width.div_ceil(8 * u32::from(h)),
@@ -344,7 +343,7 @@ fn jpeg(width: u32, height: u32, progressive: bool, [h, v]: [u8; 2], scans: usiz
     file
 }
 
-/// A small JPEG with further segments behind its first marker.
+/// A small JPEG with extra segments after its first marker.
 fn jpeg_with(segments: &[u8]) -> Vec<u8> {
     let plain = fixture("444.jpg");
     [&plain[..2], segments, &plain[2..]].concat()

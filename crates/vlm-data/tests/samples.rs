@@ -626,6 +626,77 @@ fn encode(
     Ok((sample, text))
 }
 
+/// Bytes that this thread has read from files, by the system's count.
+#[cfg(target_os = "linux")]
+fn bytes_read() -> u64 {
+    let counts = fs::read_to_string("/proc/thread-self/io").expect("Linux counts");
+    let count = counts.lines().find_map(|line| line.strip_prefix("rchar: "));
+    count.and_then(|count| count.parse().ok()).expect("a count")
+}
+
+/// The system's report of files that are opened in a folder.
+#[cfg(target_os = "linux")]
+struct Opens(rustix::fd::OwnedFd);
+
+#[cfg(target_os = "linux")]
+impl Opens {
+    fn of(folder: &std::path::Path) -> Self {
+        use rustix::fs::inotify::{CreateFlags, WatchFlags, add_watch, init};
+        let watch = init(CreateFlags::NONBLOCK).expect("Linux watches");
+        add_watch(&watch, folder, WatchFlags::OPEN).expect("a watch");
+        Self(watch)
+    }
+
+    /// Opens since the last call. Those of one file in a row are one report.
+    fn count(&self) -> usize {
+        let mut buffer = [std::mem::MaybeUninit::uninit(); 4096];
+        let mut reports = rustix::fs::inotify::Reader::new(&self.0, &mut buffer);
+        std::iter::from_fn(|| reports.next().ok().map(drop)).count()
+    }
+}
+
+/// Each file is as long as 4 MiB after its pixels, and its header is short.
+#[cfg(target_os = "linux")]
+#[test]
+fn each_picture_is_opened_once() {
+    const LENGTH: u64 = 4 << 20;
+    let folder = Folder::new("read_once");
+    for name in ["a.png", "b.png"] {
+        let mut file =
+            fs::read(workspace().join("tests/fixtures/pictures/rgb_8.png")).expect("one");
+        file.resize(LENGTH as usize, 0);
+        folder.write(name, file);
+    }
+    let paths = ["a.png", "b.png"].map(|name| folder.0.join(name));
+    let turns = |mark: &str| {
+        serde_json::json!([
+            {"role": "user", "content": format!("{mark}What?")},
+            {"role": "assistant", "content": "That."},
+        ])
+    };
+    let pictures = serde_json::json!({"messages": turns("<image><image>"), "images": paths});
+    let video = serde_json::json!({"messages": turns("<video>"), "videos": [paths], "fps": 2.0});
+    let encoder = encoder("qwen3", "read_once");
+    let opens = Opens::of(&folder.0);
+    for record in [pictures, video] {
+        let record = record.to_string();
+        let mut read = Conversations::new(record.as_bytes(), "", &file_options());
+        let conversation = read.next().expect("a record").expect("a conversation");
+        let before = bytes_read();
+        encoder.measure(&conversation).expect("a sample");
+        opens.count();
+        let measured = bytes_read();
+        encoder.encode(&conversation).expect("a sample");
+        // A file opened for its header and again for its pixels would be reported twice: the other
+        // picture's header is between.
+        assert_eq!(opens.count(), 2, "{record}");
+        let (measured, encoded) = (measured - before, bytes_read() - measured);
+        assert!(measured < LENGTH / 4, "{measured} bytes to measure");
+        assert!(encoded >= 2 * LENGTH, "{encoded} bytes: both are read here");
+        assert!(encoded < 5 * LENGTH / 2, "{encoded} bytes to encode");
+    }
+}
+
 /// Of a picture of 48 x 36 pixels that becomes one of 56 x 28 or 64 x 32.
 #[test]
 fn boxes_are_scaled_as_the_family_writes_them() {

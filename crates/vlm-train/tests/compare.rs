@@ -70,6 +70,25 @@ fn seeded_faults_are_found_with_layer_and_kind() {
     assert!(head.because.contains("head 1"), "{head:?}");
 }
 
+/// An overflow is of f16: in f32 the same gradient is a fault of the backward.
+#[test]
+fn gradients_that_overflow_in_f16_are_named() {
+    let right = fault("right");
+    let mut other = fault("right");
+    for (name, values) in &mut other.items {
+        if name.starts_with("backward/") && name.contains("layers.1.") {
+            values[0] = f32::INFINITY;
+        }
+    }
+    for (precision, expected) in [("f16", Fault::Overflow), ("f32", Fault::Gradient)] {
+        other.header.precision = precision.to_owned();
+        for found in [compare(&right, &other), compare(&other, &right)] {
+            let named = found.suspicion.as_ref().map(|suspicion| suspicion.fault);
+            assert_eq!(named, Some(expected), "{}", shown(&found));
+        }
+    }
+}
+
 fn folder(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     std::fs::create_dir_all(&folder).unwrap();

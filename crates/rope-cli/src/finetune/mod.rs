@@ -86,7 +86,7 @@ fn alone(args: &FinetuneArgs, job: &Job) -> Result<JobEnd, Box<dyn Error>> {
     shown.compute = Some(&compute);
     let trained = job.train(compute.device(), &mut shown).map_err(told)?;
     if matches!(trained, JobEnd::Saved(_)) && !args.quiet {
-        shown.saved();
+        shown.meter.iter().for_each(StepMeter::report);
         for (name, value) in compute.usage()?.iter().flat_map(|usage| usage.rows()) {
             note(format_args!("{name}: {value}"));
         }
@@ -103,7 +103,6 @@ struct Shown<'a> {
     /// None of several ranks.
     meter: Option<StepMeter>,
     compute: Option<&'a Compute>,
-    waiting: f64,
 }
 
 impl<'a> Shown<'a> {
@@ -115,18 +114,6 @@ impl<'a> Shown<'a> {
             progress: None,
             meter: None,
             compute: None,
-            waiting: 0.0,
-        }
-    }
-
-    /// Prints the figures of a run whose result is saved.
-    fn saved(&self) {
-        note(format_args!(
-            "{:.1} % of the time was spent waiting for data",
-            100.0 * self.waiting
-        ));
-        if let Some(meter) = &self.meter {
-            meter.report();
         }
     }
 }
@@ -165,7 +152,6 @@ impl Watch for Shown<'_> {
     }
 
     fn ends(&mut self, ending: Ending, steps: usize, waiting: f64) {
-        self.waiting = waiting;
         if let Some(progress) = self.progress.take() {
             progress.finish();
         }
@@ -182,6 +168,12 @@ impl Watch for Shown<'_> {
                 "the validation loss has not fallen since step {best}, whose result is in best/"
             )),
             Ending::Finished => {}
+        }
+        if ending != Ending::Stopped && !self.quiet {
+            let share = 100.0 * waiting;
+            note(format_args!(
+                "{share:.1} % of the time was spent waiting for data"
+            ));
         }
     }
 

@@ -113,7 +113,7 @@ fn kind(error: &VlmDataError) -> &'static str {
         VlmDataError::Text(TextError::Stream { .. }) => "stream",
         VlmDataError::Text(TextError::Encode { .. }) => "text",
         VlmDataError::InRecord { source, .. } | VlmDataError::InFile { source, .. } => kind(source),
-        VlmDataError::File { .. } => "file",
+        VlmDataError::File { .. } | VlmDataError::Unwritten { .. } => "file",
         VlmDataError::UnknownFormat { .. } => "no-picture",
         VlmDataError::Decode { .. } | VlmDataError::NoPixels { .. } => "damaged",
         VlmDataError::TooManyPixels { .. }

@@ -236,12 +236,16 @@ impl<'a> Facts<'a> {
         }
     }
 
-    /// True if a record is of a step in f16.
-    pub(super) fn is_f16(&self) -> bool {
-        let records = [self.left, self.right];
-        records
-            .iter()
-            .any(|record| record.header.precision == "f16")
+    /// True if a gradient has an element that is not finite, on a side that is in f16.
+    pub(super) fn overflows(&self, name: &str) -> bool {
+        let [left_narrow, right_narrow] =
+            [self.left, self.right].map(|record| record.header.precision == "f16");
+        let pairs = self.pairs.get(&(Stage::Backward, name.to_owned()));
+        let pairs = pairs.into_iter().flat_map(BTreeMap::values);
+        let mut elements = pairs.flat_map(Pair::elements);
+        elements.any(|(_, left, right)| {
+            (left_narrow && !left.is_finite()) || (right_narrow && !right.is_finite())
+        })
     }
 
     /// All that rules need, without a suspicion.

@@ -224,7 +224,7 @@ impl Facts<'_> {
     }
 
     fn backward_suspicion(&self, comparison: &Comparison, first: &Row) -> Suspicion {
-        if !first.difference.is_finite() && self.is_f16() {
+        if self.overflows(&first.name) {
             let because = "the forward pass is equal, and an element is not finite";
             return suspicion(Fault::Overflow, first, because);
         }

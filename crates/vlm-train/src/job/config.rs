@@ -6,7 +6,7 @@ use burn::tensor::DType;
 use clap::{Args, Parser, ValueEnum, ValueHint};
 use serde::Serialize;
 use serde_json::{Map, Value};
-use vlm_data::{BatchSize, Cut, HeldOut, LoaderOptions, OnError};
+use vlm_data::{BatchSize, Cut, HeldOut, LoaderOptions, OnError, Share};
 use vlm_models::VlmConfig;
 use vlm_models::rope_core::position_ids::Compatibility;
 
@@ -497,7 +497,7 @@ pub(super) fn targets(given: &[String]) -> Vec<String> {
     targets
 }
 
-/// Options as a program's arguments.
+/// Options as a program's arguments, which state the defaults.
 #[derive(Parser)]
 struct Line {
     #[command(flatten)]
@@ -515,20 +515,21 @@ impl FinetuneConfig {
         data: impl Into<PathBuf>,
         out: impl Into<PathBuf>,
     ) -> Result<Self> {
-        let [folder, data, out] = [folder.into(), data.into(), out.into()];
-        let [of_data, of_out] = ["--data", "--out"].map(Into::into);
-        let line = [
-            "finetune".into(),
-            of_data,
-            data.into_os_string(),
-            of_out,
-            out.into_os_string(),
-            "--".into(),
-            folder.into_os_string(),
-        ];
-        let parsed = Line::try_parse_from::<_, std::ffi::OsString>(line);
-        let line = parsed.map_err(|error| VlmTrainError::Options(error.to_string()))?;
-        Ok(line.config)
+        let data: PathBuf = data.into();
+        let file = match data.to_str() {
+            Some(text) => text.parse().map_err(VlmTrainError::Options)?,
+            None => DataFile {
+                path: data,
+                share: Share::Whole,
+            },
+        };
+        let parsed = Line::try_parse_from(["run", "--data", "data", "--out", "out", "folder"]);
+        let parsed = parsed.map_err(|error| VlmTrainError::Options(error.to_string()))?;
+        let mut config = parsed.config;
+        config.folder = folder.into();
+        config.data.data = vec![file];
+        config.output.out = out.into();
+        Ok(config)
     }
 
     /// The type of weights and activations.

@@ -405,7 +405,7 @@ impl Client {
         self.changed_end.notify_all();
     }
 
-    /// Waits until the server has told the other processes, because it ends with this process.
+    /// Waits until the server has told the other processes: it ends with this one.
     fn wait_for_server(&self) {
         let ended = lock(&self.ended);
         if self.has_server {
