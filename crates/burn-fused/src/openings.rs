@@ -217,13 +217,14 @@ mod tests {
             openings.advance(1);
             openings.advance(2);
             openings.advance(2);
-            wait(&openings, Duration::from_millis(10));
+            // Longer than the additions below take on a slow machine, which age meanwhile.
+            wait(&openings, Duration::from_secs(100));
             for id in 0..LIMIT as u64 - 2 {
                 assert_eq!(add(id), Some(id + 3));
             }
             // Those of now are younger: the first has had its time.
             assert_eq!(add(1), Some(1));
-            wait(&openings, Duration::from_millis(10));
+            wait(&openings, Duration::from_secs(100));
             assert_eq!(add(1), Some(LIMIT as u64 + 1));
             assert!(openings.finish(2) && !openings.finish(2) && !openings.finish(1));
         }

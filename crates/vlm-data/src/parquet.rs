@@ -4,7 +4,7 @@
 //! converted once.
 
 use std::fs;
-use std::io::Write as _;
+use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 
 use data_encoding::BASE64;
@@ -14,8 +14,9 @@ use serde_json::{Map, Number, Value};
 
 use crate::error::{Result, VlmDataError};
 
-/// The records, and the folder of the pictures.
+/// The records, their name until all are there, and the folder of the pictures.
 const RECORDS: &str = "data.jsonl";
+const PARTIAL: &str = "data.jsonl.partial";
 const PICTURES: &str = "pictures";
 /// The depth of lists and structures beyond which no record goes.
 const MAX_DEPTH: usize = 64;
@@ -57,7 +58,11 @@ pub fn convert(file: &Path, folder: &Path, progress: &dyn Fn(usize, usize)) -> R
     let pictures = folder.join(PICTURES);
     fs::create_dir_all(&pictures).map_err(unwritten(&pictures))?;
     let data = folder.join(RECORDS);
-    let out = fs::File::create_new(&data).map_err(unwritten(&data))?;
+    if data.exists() {
+        return Err(unwritten(&data)(ErrorKind::AlreadyExists.into()));
+    }
+    let partial = folder.join(PARTIAL);
+    let out = fs::File::create(&partial).map_err(unwritten(&partial))?;
     let mut out = std::io::BufWriter::new(out);
     let mut writer = Writer {
         folder,
@@ -72,10 +77,11 @@ pub fn convert(file: &Path, folder: &Path, progress: &dyn Fn(usize, usize)) -> R
             let record = writer.record;
             unread(format!("record {record}: {reason}"))
         })?;
-        writeln!(out, "{record}").map_err(unwritten(&data))?;
+        writeln!(out, "{record}").map_err(unwritten(&partial))?;
         progress(writer.record, all);
     }
-    out.flush().map_err(unwritten(&data))?;
+    out.flush().map_err(unwritten(&partial))?;
+    fs::rename(&partial, &data).map_err(unwritten(&data))?;
     Ok(Converted {
         data,
         records: writer.record,
@@ -116,7 +122,7 @@ impl Writer<'_> {
             };
         }
         // Of a picture with both, the bytes are those that the record was made with.
-        let is_picture = object.keys().all(|key| key == "bytes" || key == "path");
+        let is_picture = depth > 0 && object.keys().all(|key| key == "bytes" || key == "path");
         Ok(Ok(match (object.remove("bytes"), object.remove("path")) {
             (Some(picture), _) if is_picture => picture,
             (None, Some(path)) if is_picture => path,

@@ -62,6 +62,7 @@ fn damaged_files_and_taken_folders_are_refused() {
         let out = fresh("parquet-cut");
         let error = convert(&path, &out, &|_, _| {}).unwrap_err().to_string();
         assert!(error.contains("cut.parquet"), "{error}");
+        assert!(!out.join("data.jsonl").exists());
     }
     // Changed bytes give another text, or an error, and never a panic.
     for at in (4..whole.len() - 8).step_by(31) {
