@@ -1,5 +1,6 @@
 // Entry points: one for each element type and pairing, of the rotation, the gradient of the angles,
-// and the norm with the rotation and its backward; one for each 16-bit type with a cube core.
+// and the norm with the rotation and its backward; one for each element type of the low-rank term,
+// and for each 16-bit type with a cube core.
 //
 // All take device addresses and the tiling by value. An absent tensor (no k) is a null address with
 // no heads.
@@ -10,6 +11,7 @@
 // CANN 8.5 on. A compiler that does not know them wants ROPE_NO_QUALIFIERS.
 #include "kernel_operator.h"
 #include "rope_angle_grad.h"
+#include "rope_low_rank.h"
 #include "rope_norm.h"
 #include "rope_rotate.h"
 
@@ -73,7 +75,17 @@
     ROPE_NORM_ENTRY(rope_norm_##name, type, pairs, false)    \
     ROPE_NORM_ENTRY(rope_norm_grad_##name, type, pairs, true)
 
+#define ROPE_LOW_RANK(name, type)                                                              \
+    extern "C" ROPE_VECTOR __global__ __aicore__ void rope_low_rank_##name(                    \
+        GM_ADDR y, GM_ADDR h, GM_ADDR b, GM_ADDR rounded_h, rope::LowRankTiling tiling) {      \
+        KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);                                        \
+        AscendC::TPipe pipe;                                                                   \
+        rope::LowRank<type> kernel(pipe, tiling);                                              \
+        kernel.Run(y, h, b, rounded_h);                                                        \
+    }
+
 #define ROPE_OF_TYPE(name, type)                          \
+    ROPE_LOW_RANK(name, type)                             \
     ROPE_ROTATE(split_##name, type, kSplit)               \
     ROPE_ROTATE(adjacent_##name, type, kAdjacent)         \
     ROPE_ROTATE(deinterleave_##name, type, kDeinterleave) \

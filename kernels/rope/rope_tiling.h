@@ -109,6 +109,21 @@ struct NormTiling {
     uint32_t reserved;
 };
 
+constexpr uint32_t kLowRankSlots = 3;  // tiles in flight
+constexpr uint32_t kLowRankChunk = 8;  // ranks whose values are spread over blocks at once
+
+// Of rope_low_rank.h.
+struct LowRankTiling {
+    uint64_t rows;
+    uint64_t part_stride;  // f32 between the parts of h
+    uint32_t columns;
+    uint32_t rank;
+    uint32_t parts;        // 1 or 2
+    uint32_t row_tile;     // a multiple of 16, at most 240
+    uint32_t column_tile;  // a multiple of 64
+    uint32_t stores_h;     // of 16-bit types alone
+};
+
 static_assert(sizeof(Tensor) == 32, "mirrored in args.rs");
 static_assert(sizeof(Span) == 12, "mirrored in args.rs");
 static_assert(sizeof(Route) == 2, "mirrored in args.rs");
@@ -126,5 +141,7 @@ static_assert(offsetof(NormTiling, load_start) == 488, "mirrored in args.rs");
 static_assert(offsetof(NormTiling, run_start) == 540, "mirrored in args.rs");
 static_assert(offsetof(NormTiling, adjoint_a_offset) == 588, "mirrored in args.rs");
 static_assert(offsetof(NormTiling, weight_offset) == 640, "mirrored in args.rs");
+static_assert(sizeof(LowRankTiling) == 40, "mirrored in args.rs");
+static_assert(offsetof(LowRankTiling, columns) == 16, "mirrored in args.rs");
 
 }  // namespace rope

@@ -190,6 +190,38 @@ pub(super) struct MatrixArgs {
     pub(super) tiling: Tiling,
 }
 
+/// The parameters of the kernels of a low-rank term; described in `rope_tiling.h`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct LowRankTiling {
+    pub(super) rows: u64,
+    pub(super) part_stride: u64,
+    pub(super) columns: u32,
+    pub(super) rank: u32,
+    pub(super) parts: u32,
+    pub(super) row_tile: u32,
+    pub(super) column_tile: u32,
+    pub(super) stores_h: u32,
+}
+
+impl LowRankTiling {
+    /// Tiles in flight.
+    pub(super) const SLOTS: u32 = 3;
+    /// Ranks whose values are spread over blocks at once.
+    pub(super) const CHUNK: u32 = 8;
+}
+
+/// Argument block of `rope_low_rank_*`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LowRankArgs {
+    pub(super) y: u64,
+    pub(super) h: u64,
+    pub(super) b: u64,
+    pub(super) rounded_h: u64,
+    pub(super) tiling: LowRankTiling,
+}
+
 /// An argument block of a kernel: device addresses, then a tiling.
 ///
 /// # Safety
@@ -221,6 +253,12 @@ unsafe impl ArgumentBlock for NormArgs {
     const CORES: Cores = Cores::Vector;
 }
 
+// SAFETY: as above.
+unsafe impl ArgumentBlock for LowRankArgs {
+    const ADDRESSES: usize = 4;
+    const CORES: Cores = Cores::Vector;
+}
+
 const _: () = {
     use std::mem::offset_of;
     assert!(size_of::<TensorLayout>() == 32);
@@ -243,4 +281,7 @@ const _: () = {
     assert!(offset_of!(NormTiling, adjoint_a_offset) == 588);
     assert!(offset_of!(NormTiling, weight_offset) == 640);
     assert!(size_of::<NormArgs>() == NormArgs::ADDRESSES * ADDRESS_BYTES + 648);
+    assert!(size_of::<LowRankTiling>() == 40);
+    assert!(offset_of!(LowRankTiling, columns) == 16);
+    assert!(size_of::<LowRankArgs>() == LowRankArgs::ADDRESSES * ADDRESS_BYTES + 40);
 };

@@ -10,7 +10,7 @@ use crate::sys::{AclRtc, aclrtcProg};
 
 /// The kernel sources, in the order in which they include each other; the last has the entry
 /// points.
-pub(crate) const KERNEL_SOURCES: [(&str, &str); 7] = [
+pub(crate) const KERNEL_SOURCES: [(&str, &str); 8] = [
     (
         "rope_tiling.h",
         include_str!("../../kernels/rope/rope_tiling.h"),
@@ -34,6 +34,10 @@ pub(crate) const KERNEL_SOURCES: [(&str, &str); 7] = [
     (
         "rope_norm.h",
         include_str!("../../kernels/rope/rope_norm.h"),
+    ),
+    (
+        "rope_low_rank.h",
+        include_str!("../../kernels/rope/rope_low_rank.h"),
     ),
     ("rope.cpp", include_str!("../../kernels/rope/rope.cpp")),
 ];
@@ -185,7 +189,7 @@ mod tests {
                 mix += 1;
             }
         }
-        assert_eq!((vector, mix), (3, 1));
+        assert_eq!((vector, mix), (4, 1));
     }
 
     #[test]

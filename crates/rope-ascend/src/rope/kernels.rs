@@ -1,9 +1,11 @@
 //! The loaded kernels.
+#![allow(unsafe_code, reason = "launches the kernels with checked arguments")]
 
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::sync::{Mutex, PoisonError};
 
+use super::args::{ADDRESS_BYTES, ArgumentBlock};
 use super::compile::Compilation;
 use super::kernel_files::KernelFile;
 use crate::error::{Cores, Result};
@@ -75,8 +77,32 @@ impl Kernels {
         self.machine
     }
 
+    /// Queues a kernel. The kernels must live until the stream has been synchronised.
+    ///
+    /// # Safety
+    /// `args` mirrors the kernel's parameters, and its cores are the kernel's. Its addresses are
+    /// null or those of memory of this stream, large enough for what the kernel does with it.
+    pub(super) unsafe fn launch<A: ArgumentBlock>(
+        &self,
+        stream: &Stream,
+        kernel: &str,
+        blocks: u32,
+        mut args: A,
+    ) -> Result<()> {
+        let kernel = self.get(kernel, A::CORES, A::ADDRESSES + 1)?;
+        // SAFETY: a live value without padding (`ArgumentBlock`), so all its bytes are initialised.
+        let bytes =
+            unsafe { std::slice::from_raw_parts_mut((&raw mut args).cast::<u8>(), size_of::<A>()) };
+        let (addresses, tiling) = bytes.split_at_mut(A::ADDRESSES * ADDRESS_BYTES);
+        let addresses = addresses.chunks_exact_mut(ADDRESS_BYTES);
+        let mut parameters: Vec<&mut [u8]> = addresses.chain([tiling]).collect();
+        // SAFETY: the caller guarantees the parameters. Dropped buffers return to the stream's
+        // pool, so none is reused before the kernel is done.
+        unsafe { kernel.launch(stream, blocks, &mut parameters) }
+    }
+
     /// The kernel of this name, which runs on `cores` and has `parameters` parameters.
-    pub(super) fn get(&self, name: &str, cores: Cores, parameters: usize) -> Result<Kernel> {
+    fn get(&self, name: &str, cores: Cores, parameters: usize) -> Result<Kernel> {
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(kernel) = found.get(name) {
             return Ok(kernel.clone());

@@ -246,6 +246,6 @@ impl Rotator {
         // whose fields leave no gap, and mirrors the kernel's parameters (asserted in args.rs and
         // rope_tiling.h). The addresses are those of memory of this stream, checked to hold their
         // tensors, weights, angles and sums.
-        unsafe { self.launch_with(&plan.kernel, plan.blocks, NormArgs { map, ..args }) }
+        unsafe { self.queue(&plan.kernel, plan.blocks, NormArgs { map, ..args }) }
     }
 }

@@ -281,5 +281,6 @@ fn kernel_names(architecture: u32) -> impl Iterator<Item = String> {
                 ["f32", "f16", "bf16"].map(|dtype| format!("rope_{kernel}_{pairs}_{dtype}"))
             })
         })
+        .chain(["f32", "f16", "bf16"].map(|dtype| format!("rope_low_rank_{dtype}")))
         .chain(matrix.map(str::to_owned))
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rope_core::{Direction, Geometry, HeadsLayout, RopeError};
 
-use super::args::{ADDRESS_BYTES, Args, ArgumentBlock, KernelType, MatrixArgs, TensorLayout};
+use super::args::{Args, ArgumentBlock, KernelType, MatrixArgs, TensorLayout};
 use super::coefficients::Channels;
 use super::kernels::Kernels;
 use super::tiling::{MatrixPlan, Plan, Problem, plan_angle_gradient, plan_matrix, plan_rotation};
@@ -380,7 +380,7 @@ impl Rotator {
         // whose fields leave no gap, and mirrors the kernel's parameters (asserted in args.rs and
         // rope_tiling.h). The addresses are as in `launch`; the workspace holds what the plan asks
         // for.
-        unsafe { self.launch_with(&plan.plan.kernel, plan.plan.blocks, args) }
+        unsafe { self.queue(&plan.plan.kernel, plan.plan.blocks, args) }
     }
 
     fn launch(&self, plan: &Plan, tensors: &Tensors<2>, angles: u64) -> Result<()> {
@@ -396,31 +396,20 @@ impl Rotator {
         // fields leave no gap, and mirrors the kernel's parameters (asserted in args.rs and
         // rope_tiling.h). The addresses are those of memory of this stream, checked to hold their
         // tensors.
-        unsafe { self.launch_with(&plan.kernel, plan.blocks, args) }
+        unsafe { self.queue(&plan.kernel, plan.blocks, args) }
     }
 
-    /// Queues a kernel.
-    ///
     /// # Safety
-    /// `args` mirrors the kernel's parameters, and its cores are the kernel's. Its addresses are
-    /// null or those of memory of this stream, large enough for what the kernel does with it.
-    pub(super) unsafe fn launch_with<A: ArgumentBlock>(
+    /// Those of [`Kernels::launch`].
+    pub(super) unsafe fn queue<A: ArgumentBlock>(
         &self,
         kernel: &str,
         blocks: u32,
-        mut args: A,
+        args: A,
     ) -> Result<()> {
-        let kernel = self.kernels.get(kernel, A::CORES, A::ADDRESSES + 1)?;
-        // SAFETY: a live value without padding (`ArgumentBlock`), so all its bytes are initialised.
-        let bytes =
-            unsafe { std::slice::from_raw_parts_mut((&raw mut args).cast::<u8>(), size_of::<A>()) };
-        let (addresses, tiling) = bytes.split_at_mut(A::ADDRESSES * ADDRESS_BYTES);
-        let addresses = addresses.chunks_exact_mut(ADDRESS_BYTES);
-        let mut parameters: Vec<&mut [u8]> = addresses.chain([tiling]).collect();
-        // SAFETY: the caller guarantees the parameters. Dropped buffers return to this stream's
-        // pool, so none is reused before the kernel is done. The module lives until `Drop` has
+        // SAFETY: the caller guarantees the parameters. The module lives until `Drop` has
         // synchronised the stream.
-        unsafe { kernel.launch(&self.stream, blocks, &mut parameters) }
+        unsafe { self.kernels.launch(&self.stream, kernel, blocks, args) }
     }
 }
 

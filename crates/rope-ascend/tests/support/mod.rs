@@ -30,6 +30,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub fn kernel_names(architecture: u32) -> Vec<String> {
     let mut names = Vec::new();
     for dtype in ["f32", "f16", "bf16"] {
+        names.push(format!("rope_low_rank_{dtype}"));
         for pairs in ["split", "adjacent", "deinterleave", "interleave"] {
             names.push(format!("rope_rotate_{pairs}_{dtype}"));
         }

@@ -1,0 +1,233 @@
+// The term of a low-rank adapter, added to the product of its layer in one pass over it.
+//
+// Problem. For a layer's product y and an adapter of rank R,
+//   y[t][c] += sum over r of h[r][t] * b[r][c]
+// in f32, rounded once. h may come in two parts that are added first: the products with the upper
+// and the lower half of a 32-bit factor. The gradients need h in the type of y, so it can be
+// stored rounded.
+//
+// Data layout. A tile is some rows of y and some of its columns.
+//   slot [row][column] of the tile in T, widened into acc [row][column] f32 if T has 16 bits
+//   b [rank][column], loaded once for all rows of a core
+//   h [part][rank][row]; spread [rank of a chunk][row][8 lanes], one value over a block
+//
+// Pseudo code.
+//   for each tile of this core, columns outermost:
+//     load b if the columns are new, h, the rows of y              MTE2
+//     h = h of part 0 + h of part 1;  acc = f32(slot)              V
+//     for each rank: acc[row] += h[rank][row] * b[rank]            V
+//     slot = round(acc)                                            V
+//     store the rows; with the first columns also h                MTE3
+#pragma once
+
+#include "rope_base.h"
+
+namespace rope {
+
+template <typename T>
+class LowRank {
+    static constexpr bool kWide = sizeof(T) == 4;
+    static constexpr uint32_t kUnit = kBlockBytes / sizeof(float);
+
+public:
+    __aicore__ inline LowRank(TPipe& pipe, const LowRankTiling& t) : pipe_(pipe), t_(t) {}
+
+    __aicore__ inline void Run(GM_ADDR y, GM_ADDR h, GM_ADDR b, GM_ADDR rounded_h) {
+        const uint64_t block = AscendC::GetBlockIdx(), blocks = AscendC::GetBlockNum();
+        if (IsBeyond(block, blocks)) return;
+        const uint64_t row_tiles = (t_.rows + t_.row_tile - 1) / t_.row_tile;
+        const uint64_t column_tiles = (t_.columns + t_.column_tile - 1) / t_.column_tile;
+        const uint64_t tiles = row_tiles * column_tiles;
+        uint64_t tile = tiles * block / blocks;
+        const uint64_t end = tiles * (block + 1) / blocks;
+        if (tile >= end) return;
+        Bind(y, h, b, rounded_h);
+        InitBuffers();
+        LocalTensor<float> factor;
+        for (uint64_t columns = column_tiles; tile < end; ++tile) {
+            column_ = tile / row_tiles * t_.column_tile;
+            row_ = tile % row_tiles * t_.row_tile;
+            width_ = static_cast<uint32_t>(MinOf(t_.columns - column_, t_.column_tile));
+            height_ = static_cast<uint32_t>(MinOf(t_.rows - row_, t_.row_tile));
+            if (columns != tile / row_tiles) {
+                if (columns != column_tiles) factor_.FreeTensor(factor);
+                columns = tile / row_tiles;
+                factor = LoadFactor();
+            }
+            RunTile(factor);
+        }
+        factor_.FreeTensor(factor);
+    }
+
+private:
+    TPipe& pipe_;
+    const LowRankTiling& t_;
+    GlobalTensor<T> y_, rounded_;
+    GlobalTensor<float> h_, b_;
+    AscendC::TQueBind<TPosition::VECIN, TPosition::VECOUT, 1> slots_;
+    AscendC::TQue<TPosition::VECIN, 1> factor_, inner_;
+    AscendC::TQue<TPosition::VECOUT, 1> inner_out_;
+    TBuf<TPosition::VECCALC> work_;
+    LocalTensor<float> spread_, acc_;
+    uint64_t row_, column_;
+    uint32_t height_, width_;
+
+    __aicore__ inline static uint64_t MinOf(uint64_t a, uint64_t b) { return a < b ? a : b; }
+
+    __aicore__ inline void Bind(GM_ADDR y, GM_ADDR h, GM_ADDR b, GM_ADDR rounded_h) {
+        const uint64_t elements = t_.rows * t_.columns;
+        y_.SetGlobalBuffer(reinterpret_cast<__gm__ T*>(y), elements);
+        const uint64_t inner = t_.rows * t_.rank;
+        h_.SetGlobalBuffer(reinterpret_cast<__gm__ float*>(h),
+                           (t_.parts - 1) * t_.part_stride + inner);
+        b_.SetGlobalBuffer(reinterpret_cast<__gm__ float*>(b),
+                           static_cast<uint64_t>(t_.rank) * t_.columns);
+        rounded_.SetGlobalBuffer(reinterpret_cast<__gm__ T*>(rounded_h), inner);
+    }
+
+    // Between the parts of h: a repeat over a row of one must not reach into the other's.
+    __aicore__ inline uint32_t PartPitch() const { return Max(t_.rank * t_.row_tile, kLanes); }
+
+    __aicore__ inline void InitBuffers() {
+        constexpr uint32_t kBytes = sizeof(float);
+        const uint32_t tile = t_.row_tile * t_.column_tile, inner = t_.rank * t_.row_tile;
+        pipe_.InitBuffer(slots_, kLowRankSlots,
+                         tile * static_cast<uint32_t>(sizeof(T)) + kSlackBytes);
+        pipe_.InitBuffer(factor_, 1, t_.rank * t_.column_tile * kBytes + kSlackBytes);
+        pipe_.InitBuffer(inner_, 2, ((t_.parts - 1) * PartPitch() + inner) * kBytes + kSlackBytes);
+        if (t_.stores_h) {
+            pipe_.InitBuffer(inner_out_, 1,
+                             inner * static_cast<uint32_t>(sizeof(T)) + kSlackBytes);
+        }
+        const uint32_t spread = kLowRankChunk * t_.row_tile * kUnit;
+        pipe_.InitBuffer(work_, (spread + (kWide ? 0 : tile)) * kBytes + kSlackBytes);
+        spread_ = work_.Get<float>();
+        if constexpr (!kWide) acc_ = spread_[spread];
+    }
+
+    // Moves `count` rows of `length` elements between global memory, `gm_pitch` elements apart, and
+    // the unified buffer, `ub_pitch` elements apart.
+    template <typename E>
+    __aicore__ inline static DataCopyExtParams Rectangle(uint32_t count, uint32_t length,
+                                                         uint64_t gm_pitch, uint32_t ub_pitch,
+                                                         bool loads) {
+        constexpr uint32_t kSize = sizeof(E);
+        const uint32_t gm_gap = static_cast<uint32_t>((gm_pitch - length) * kSize);
+        const uint32_t ub_gap =
+            (ub_pitch * kSize - RoundUp(length * kSize, kBlockBytes)) / kBlockBytes;
+        DataCopyExtParams copy;
+        copy.blockCount = static_cast<uint16_t>(count);
+        copy.blockLen = length * kSize;
+        copy.srcStride = loads ? gm_gap : ub_gap;
+        copy.dstStride = loads ? ub_gap : gm_gap;
+        return copy;
+    }
+
+    template <typename E>
+    __aicore__ inline static DataCopyPadExtParams<E> Padding(uint32_t length) {
+        constexpr uint32_t kElements = kBlockBytes / sizeof(E);
+        const uint32_t padded = RoundUp(length, kElements);
+        DataCopyPadExtParams<E> pad;
+        pad.isPad = padded != length;
+        pad.rightPadding = static_cast<uint8_t>(padded - length);
+        return pad;
+    }
+
+    __aicore__ inline LocalTensor<float> LoadFactor() {
+        LocalTensor<float> b = factor_.AllocTensor<float>();
+        DataCopyPad(b, b_[column_],
+                    Rectangle<float>(t_.rank, width_, t_.columns, t_.column_tile, true),
+                    Padding<float>(width_));
+        factor_.EnQue(b);
+        return factor_.DeQue<float>();
+    }
+
+    __aicore__ inline LocalTensor<float> LoadInner() {
+        LocalTensor<float> h = inner_.AllocTensor<float>();
+        for (uint32_t part = 0; part < t_.parts; ++part) {
+            DataCopyPad(h[part * PartPitch()], h_[part * t_.part_stride + row_],
+                        Rectangle<float>(t_.rank, height_, t_.rows, t_.row_tile, true),
+                        Padding<float>(height_));
+        }
+        inner_.EnQue(h);
+        return inner_.DeQue<float>();
+    }
+
+    __aicore__ inline void RunTile(const LocalTensor<float>& b) {
+        LocalTensor<float> h = LoadInner();
+        LocalTensor<T> slot = slots_.template AllocTensor<T>();
+        const uint64_t start = row_ * t_.columns + column_;
+        DataCopyPad(slot, y_[start],
+                    Rectangle<T>(height_, width_, t_.columns, t_.column_tile, true),
+                    Padding<T>(width_));
+        slots_.template EnQue<TPosition::GM, TPosition::VECIN, T>(slot);
+        slot = slots_.template DeQue<TPosition::GM, TPosition::VECIN, T>();
+
+        const Rows columns{0, t_.column_tile}, rows{0, t_.row_tile};
+        // Writes of this tile to the work area come after the reads of the previous one.
+        VectorBarrier();
+        if (t_.parts > 1) {
+            const Rows second{PartPitch(), t_.row_tile};
+            OverRows<Arithmetic::kAdd>(h, rows, h, rows, h, second, height_, t_.rank);
+            VectorBarrier();
+        }
+        LocalTensor<float> sum;
+        if constexpr (kWide) {
+            sum = slot;
+        } else {
+            sum = acc_;
+            ConvertRows(sum, columns, slot, columns, RoundMode::CAST_NONE, width_, height_);
+        }
+        for (uint32_t first = 0; first < t_.rank; first += kLowRankChunk) {
+            AddRanks(sum, h, b, first, Min(kLowRankChunk, t_.rank - first));
+        }
+        VectorBarrier();
+        if constexpr (!kWide) {
+            ConvertRows(slot, columns, sum, columns, RoundMode::CAST_RINT, width_, height_);
+            if (t_.stores_h && column_ == 0) StoreInner(h);
+        }
+        inner_.FreeTensor(h);
+        slots_.template EnQue<TPosition::VECOUT, TPosition::GM, T>(slot);
+        slot = slots_.template DeQue<TPosition::VECOUT, TPosition::GM, T>();
+        DataCopyPad(y_[start], slot,
+                    Rectangle<T>(height_, width_, t_.columns, t_.column_tile, false));
+        slots_.FreeTensor(slot);
+    }
+
+    // sum += h * b over some ranks.
+    __aicore__ inline void AddRanks(const LocalTensor<float>& sum, const LocalTensor<float>& h,
+                                    const LocalTensor<float>& b, uint32_t first, uint32_t count) {
+        const uint32_t plane = t_.row_tile * kUnit;
+        const uint8_t eighths = static_cast<uint8_t>((height_ + kUnit - 1) / kUnit);
+        // The values that are spread next replace those of the previous ranks.
+        VectorBarrier();
+        for (uint32_t i = 0; i < count; ++i) {
+            AscendC::Brcb(spread_[i * plane], h[(first + i) * t_.row_tile], eighths,
+                          AscendC::BrcbRepeatParams(1, kUnit));
+        }
+        // One repeat is a row: the columns of b stay, the value of h moves on by a block.
+        const AscendC::BinaryRepeatParams step(
+            1, 1, 0, static_cast<uint8_t>(t_.column_tile / kUnit), 0, 1);
+        for (uint32_t i = 0; i < count; ++i) {
+            VectorBarrier();
+            for (uint32_t lane = 0; lane < width_; lane += kLanes) {
+                const uint64_t mask = Min(width_ - lane, kLanes);
+                AscendC::MulAddDst(sum[lane], b[(first + i) * t_.column_tile + lane],
+                                   spread_[i * plane], mask, static_cast<uint8_t>(height_), step);
+            }
+        }
+    }
+
+    __aicore__ inline void StoreInner(const LocalTensor<float>& h) {
+        LocalTensor<T> rounded = inner_out_.template AllocTensor<T>();
+        const Rows rows{0, t_.row_tile};
+        ConvertRows(rounded, rows, h, rows, RoundMode::CAST_RINT, height_, t_.rank);
+        inner_out_.EnQue(rounded);
+        rounded = inner_out_.template DeQue<T>();
+        DataCopyPad(rounded_[row_], rounded,
+                    Rectangle<T>(t_.rank, height_, t_.rows, t_.row_tile, false));
+        inner_out_.FreeTensor(rounded);
+    }
+};
+
+}  // namespace rope
