@@ -1,6 +1,7 @@
 // Entry points: one for each element type and pairing, of the rotation, the gradient of the angles,
-// and the norm with the rotation and its backward; one for each element type of the low-rank term,
-// and for each 16-bit type with a cube core.
+// and the norm with the rotation and its backward; one for each element type of the low-rank term
+// and of the gate of a feed-forward network and its backward, and for each 16-bit type with a cube
+// core.
 //
 // All take device addresses and the tiling by value. An absent tensor (no k) is a null address with
 // no heads.
@@ -14,6 +15,7 @@
 #include "rope_low_rank.h"
 #include "rope_norm.h"
 #include "rope_rotate.h"
+#include "rope_swiglu.h"
 
 #ifdef ROPE_NO_QUALIFIERS
 #define ROPE_VECTOR
@@ -84,7 +86,21 @@
         kernel.Run(y, h, b, rounded_h);                                                        \
     }
 
+#define ROPE_SWIGLU_ENTRY(name, type, backward)                                        \
+    extern "C" ROPE_VECTOR __global__ __aicore__ void name(                            \
+        GM_ADDR gate, GM_ADDR up, GM_ADDR dy, GM_ADDR first, GM_ADDR second,           \
+        rope::SwiGluTiling tiling) {                                                   \
+        KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);                                \
+        AscendC::TPipe pipe;                                                           \
+        rope::SwiGlu<type, backward> kernel(pipe, tiling);                             \
+        kernel.Run(gate, up, dy, first, second);                                       \
+    }
+#define ROPE_SWIGLU(name, type)                     \
+    ROPE_SWIGLU_ENTRY(rope_swiglu_##name, type, false) \
+    ROPE_SWIGLU_ENTRY(rope_swiglu_grad_##name, type, true)
+
 #define ROPE_OF_TYPE(name, type)                          \
+    ROPE_SWIGLU(name, type)                               \
     ROPE_LOW_RANK(name, type)                             \
     ROPE_ROTATE(split_##name, type, kSplit)               \
     ROPE_ROTATE(adjacent_##name, type, kAdjacent)         \

@@ -124,6 +124,13 @@ struct LowRankTiling {
     uint32_t stores_h;     // of 16-bit types alone
 };
 
+// Of rope_swiglu.h.
+struct SwiGluTiling {
+    uint64_t elements;
+    uint32_t tile;  // elements of a tile, a multiple of 64
+    uint32_t reserved;
+};
+
 static_assert(sizeof(Tensor) == 32, "mirrored in args.rs");
 static_assert(sizeof(Span) == 12, "mirrored in args.rs");
 static_assert(sizeof(Route) == 2, "mirrored in args.rs");
@@ -143,5 +150,6 @@ static_assert(offsetof(NormTiling, adjoint_a_offset) == 588, "mirrored in args.r
 static_assert(offsetof(NormTiling, weight_offset) == 640, "mirrored in args.rs");
 static_assert(sizeof(LowRankTiling) == 40, "mirrored in args.rs");
 static_assert(offsetof(LowRankTiling, columns) == 16, "mirrored in args.rs");
+static_assert(sizeof(SwiGluTiling) == 16, "mirrored in args.rs");
 
 }  // namespace rope

@@ -6,6 +6,7 @@
 )]
 
 mod adamw;
+mod adapter;
 mod attention;
 mod backends;
 mod cross_entropy;
@@ -21,6 +22,7 @@ mod short_convolution;
 mod swiglu;
 
 pub use adamw::{AdamWOp, AdamWOps, AdamWUpdate, adamw};
+pub use adapter::{Adapter, AdapterOps, adapted_linears, has_adapter_kernels, scaled_parts};
 pub use attention::{
     Attention, AttentionMask, AttentionOp, AttentionOps, Bias, Kept, MaskRules, Pattern, Window,
 };

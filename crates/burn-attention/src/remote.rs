@@ -5,13 +5,18 @@ use burn::backend::ir::BackendIr;
 use burn_remote::server::CustomOpRegistry;
 
 use crate::adamw::{self, AdamWOps};
+use crate::adapter::{self, AdapterOps};
 use crate::attention::{self, AttentionOps};
 use crate::rms_norm::{self, RmsNormOps};
+use crate::swiglu::{self, SwiGluOps};
 
 /// A backend that can run this crate's operations in a server.
-pub trait ServedOps: BackendIr + AdamWOps + AttentionOps + RmsNormOps {}
+pub trait ServedOps:
+    BackendIr + AdamWOps + AdapterOps + AttentionOps + RmsNormOps + SwiGluOps
+{
+}
 
-impl<B: BackendIr + AdamWOps + AttentionOps + RmsNormOps> ServedOps for B {}
+impl<B: BackendIr + AdamWOps + AdapterOps + AttentionOps + RmsNormOps + SwiGluOps> ServedOps for B {}
 
 /// Registers this crate's operations with a server, which runs them on its backend `B`.
 ///
@@ -19,6 +24,8 @@ impl<B: BackendIr + AdamWOps + AttentionOps + RmsNormOps> ServedOps for B {}
 /// client's session; the server's log has the reason.
 pub fn register<B: ServedOps>(operations: &mut CustomOpRegistry<B>) {
     adamw::wire::register(operations);
+    adapter::wire::register(operations);
     attention::wire::register(operations);
     rms_norm::wire::register(operations);
+    swiglu::wire::register(operations);
 }

@@ -32,7 +32,7 @@ use support::{At, Bench, Number, Numbers, angles, index, kernel_names, pair_chan
 
 /// Read by `rope_fault`.
 const VARIABLE: &str = "ROPE_FAULT";
-const FILES: [&str; 8] = [
+const FILES: [&str; 9] = [
     "rope_tiling.h",
     "rope_base.h",
     "rope_matrix.h",
@@ -40,6 +40,7 @@ const FILES: [&str; 8] = [
     "rope_angle_grad.h",
     "rope_norm.h",
     "rope_low_rank.h",
+    "rope_swiglu.h",
     "rope.cpp",
 ];
 const BASE: &str = "rope_base.h";

@@ -24,6 +24,7 @@ ASCEND_SIM_FUNCTION(OrOf, a | b, T a, T b)
 ASCEND_SIM_FUNCTION(AbsOf, a < T(0) ? -a : a, T a)
 ASCEND_SIM_FUNCTION(NotOf, ~a, T a)
 ASCEND_SIM_FUNCTION(SqrtOf, std::sqrt(a), T a)
+ASCEND_SIM_FUNCTION(ExpOf, std::exp(a), T a)
 
 template <class F, class T>
 T evaluate(T a, T b) {
@@ -401,6 +402,9 @@ ASCEND_SIM_ONE_SOURCE(Not, T, T, isSetMask, ASCEND_SIM_HEAD(kBitwise), , , ,
 ASCEND_SIM_ONE_SOURCE(Sqrt, T, T, isSetMask, ASCEND_SIM_HEAD(kFloating), , , ,
                       unary<T>(running, op, shape, d, a,
                                [&](T x) { return evaluate<SqrtOf, T>(x); }))
+ASCEND_SIM_ONE_SOURCE(Exp, T, T, isSetMask, ASCEND_SIM_HEAD(kFloating), , , ,
+                      unary<T>(running, op, shape, d, a,
+                               [&](T x) { return evaluate<ExpOf, T>(x); }))
 
 #define ASCEND_SIM_SUM_REPEATS(MASK_TYPE, MASKED)                                                  \
     template <class T, bool isSetMask = true,                                                      \

@@ -4,6 +4,8 @@ mod backward;
 #[cfg(feature = "flex")]
 mod flex;
 mod op;
+#[cfg(feature = "remote")]
+pub(crate) mod wire;
 
 use burn::backend::{Dispatch, TensorMetadata};
 use burn::tensor::Tensor;
@@ -53,7 +55,7 @@ pub fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>) -> Result<Tensor<D
     Ok(Tensor::from_dispatch(out))
 }
 
-fn check<T: TensorMetadata>(gate: &T, up: &T) -> Result<()> {
+pub(crate) fn check<T: TensorMetadata>(gate: &T, up: &T) -> Result<()> {
     accumulator(gate.dtype())?;
     expect("up", up, gate.dtype(), gate)?;
     let (left, right) = (gate.shape(), up.shape());

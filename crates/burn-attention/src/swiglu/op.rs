@@ -51,7 +51,3 @@ pub(super) fn forward<B: Backend>(gate: FloatTensor<B>, up: FloatTensor<B>) -> F
 /// Ordinary operations.
 #[cfg(feature = "cube")]
 impl SwiGluOps for burn::backend::Cube {}
-
-/// Ordinary operations, each sent separately: their tensors stay on the device.
-#[cfg(feature = "remote")]
-impl SwiGluOps for burn::backend::Remote {}

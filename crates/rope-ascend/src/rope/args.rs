@@ -222,6 +222,27 @@ pub(super) struct LowRankArgs {
     pub(super) tiling: LowRankTiling,
 }
 
+/// The parameters of the kernels of a gate; described in `rope_tiling.h`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct SwiGluTiling {
+    pub(super) elements: u64,
+    pub(super) tile: u32,
+    pub(super) reserved: u32,
+}
+
+/// Argument block of `rope_swiglu_*`, with y, and of `rope_swiglu_grad_*`, with dy and the
+/// gradients of gate and up.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SwiGluArgs {
+    pub(super) gate: u64,
+    pub(super) up: u64,
+    pub(super) gradient: u64,
+    pub(super) outputs: [u64; 2],
+    pub(super) tiling: SwiGluTiling,
+}
+
 /// An argument block of a kernel: device addresses, then a tiling.
 ///
 /// # Safety
@@ -259,6 +280,12 @@ unsafe impl ArgumentBlock for LowRankArgs {
     const CORES: Cores = Cores::Vector;
 }
 
+// SAFETY: as above.
+unsafe impl ArgumentBlock for SwiGluArgs {
+    const ADDRESSES: usize = 5;
+    const CORES: Cores = Cores::Vector;
+}
+
 const _: () = {
     use std::mem::offset_of;
     assert!(size_of::<TensorLayout>() == 32);
@@ -282,6 +309,8 @@ const _: () = {
     assert!(offset_of!(NormTiling, weight_offset) == 640);
     assert!(size_of::<NormArgs>() == NormArgs::ADDRESSES * ADDRESS_BYTES + 648);
     assert!(size_of::<LowRankTiling>() == 40);
+    assert!(size_of::<SwiGluTiling>() == 16);
+    assert!(size_of::<SwiGluArgs>() == SwiGluArgs::ADDRESSES * ADDRESS_BYTES + 16);
     assert!(offset_of!(LowRankTiling, columns) == 16);
     assert!(size_of::<LowRankArgs>() == LowRankArgs::ADDRESSES * ADDRESS_BYTES + 40);
 };

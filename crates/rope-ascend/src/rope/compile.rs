@@ -10,7 +10,7 @@ use crate::sys::{AclRtc, aclrtcProg};
 
 /// The kernel sources, in the order in which they include each other; the last has the entry
 /// points.
-pub(crate) const KERNEL_SOURCES: [(&str, &str); 8] = [
+pub(crate) const KERNEL_SOURCES: [(&str, &str); 9] = [
     (
         "rope_tiling.h",
         include_str!("../../kernels/rope/rope_tiling.h"),
@@ -38,6 +38,10 @@ pub(crate) const KERNEL_SOURCES: [(&str, &str); 8] = [
     (
         "rope_low_rank.h",
         include_str!("../../kernels/rope/rope_low_rank.h"),
+    ),
+    (
+        "rope_swiglu.h",
+        include_str!("../../kernels/rope/rope_swiglu.h"),
     ),
     ("rope.cpp", include_str!("../../kernels/rope/rope.cpp")),
 ];
@@ -189,7 +193,7 @@ mod tests {
                 mix += 1;
             }
         }
-        assert_eq!((vector, mix), (4, 1));
+        assert_eq!((vector, mix), (5, 1));
     }
 
     #[test]

@@ -281,6 +281,12 @@ fn kernel_names(architecture: u32) -> impl Iterator<Item = String> {
                 ["f32", "f16", "bf16"].map(|dtype| format!("rope_{kernel}_{pairs}_{dtype}"))
             })
         })
-        .chain(["f32", "f16", "bf16"].map(|dtype| format!("rope_low_rank_{dtype}")))
+        .chain(
+            ["low_rank", "swiglu", "swiglu_grad"]
+                .into_iter()
+                .flat_map(|kernel| {
+                    ["f32", "f16", "bf16"].map(|dtype| format!("rope_{kernel}_{dtype}"))
+                }),
+        )
         .chain(matrix.map(str::to_owned))
 }

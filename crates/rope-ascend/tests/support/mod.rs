@@ -30,7 +30,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub fn kernel_names(architecture: u32) -> Vec<String> {
     let mut names = Vec::new();
     for dtype in ["f32", "f16", "bf16"] {
-        names.push(format!("rope_low_rank_{dtype}"));
+        for kernel in ["low_rank", "swiglu", "swiglu_grad"] {
+            names.push(format!("rope_{kernel}_{dtype}"));
+        }
         for pairs in ["split", "adjacent", "deinterleave", "interleave"] {
             names.push(format!("rope_rotate_{pairs}_{dtype}"));
         }

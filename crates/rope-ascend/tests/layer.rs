@@ -1,11 +1,12 @@
-//! The term of a low-rank adapter on the simulator against plain f64 loops.
+//! The kernels of layers on the simulator against plain f64 loops.
 #![allow(clippy::unwrap_used, missing_docs, reason = "test code")]
 
 mod support;
 
 use half::{bf16, f16};
 use rope_ascend::AscendError;
-use rope_ascend::rope::{KernelType, LowRank, LowRankTerm, Part};
+use rope_ascend::rope::{Gate, GateBackward, KernelType, LayerKernels, LowRankTerm, Part};
+use rope_ascend::safe::{DeviceBuffer, DeviceMemory};
 use support::{Bench, Number, Numbers};
 
 #[derive(Clone, Copy, Debug)]
@@ -24,7 +25,7 @@ fn numbers(seed: u64, count: usize) -> Vec<f64> {
 /// Elements before and after each tensor, which must stay.
 const MARGIN: usize = 24;
 
-fn run<T: Number>(bench: &Bench, low_rank: &LowRank, case: Case) {
+fn run<T: Number>(bench: &Bench, kernels: &LayerKernels, case: Case) {
     let Case {
         size: [rows, columns],
         rank,
@@ -54,8 +55,8 @@ fn run<T: Number>(bench: &Bench, low_rank: &LowRank, case: Case) {
     let mut rounded = stream.upload(&marks).unwrap();
     let starts = [0, part_stride];
 
-    low_rank
-        .add(LowRankTerm {
+    kernels
+        .add_low_rank(LowRankTerm {
             element: T::TYPE,
             size: case.size,
             rank,
@@ -117,11 +118,11 @@ fn run<T: Number>(bench: &Bench, low_rank: &LowRank, case: Case) {
     }
 }
 
-fn run_all(bench: &Bench, low_rank: &LowRank, case: Case) {
-    run::<bf16>(bench, low_rank, case);
-    run::<f16>(bench, low_rank, case);
+fn run_all(bench: &Bench, kernels: &LayerKernels, case: Case) {
+    run::<bf16>(bench, kernels, case);
+    run::<f16>(bench, kernels, case);
     let rounds_h = false;
-    run::<f32>(bench, low_rank, Case { rounds_h, ..case });
+    run::<f32>(bench, kernels, Case { rounds_h, ..case });
 }
 
 #[test]
@@ -131,7 +132,7 @@ fn sizes_ranks_and_parts() {
         ascend_sim::Machine::ascend_950(),
     ] {
         let bench = Bench::new(machine);
-        let low_rank = LowRank::new(&bench.stream, bench.kernels.clone());
+        let kernels = LayerKernels::new(&bench.stream, bench.kernels.clone());
         for size in [
             [1, 1],
             [3, 7],
@@ -146,7 +147,7 @@ fn sizes_ranks_and_parts() {
             {
                 run_all(
                     &bench,
-                    &low_rank,
+                    &kernels,
                     Case {
                         size,
                         rank,
@@ -160,7 +161,7 @@ fn sizes_ranks_and_parts() {
             let size = [40, 100];
             run_all(
                 &bench,
-                &low_rank,
+                &kernels,
                 Case {
                     size,
                     rank,
@@ -169,7 +170,7 @@ fn sizes_ranks_and_parts() {
                 },
             );
         }
-        drop(low_rank);
+        drop(kernels);
         bench.finish();
     }
 }
@@ -177,12 +178,12 @@ fn sizes_ranks_and_parts() {
 #[test]
 fn wrong_requests_are_refused_and_empty_ones_do_nothing() {
     let bench = Bench::new(ascend_sim::Machine::default());
-    let low_rank = LowRank::new(&bench.stream, bench.kernels.clone());
+    let kernels = LayerKernels::new(&bench.stream, bench.kernels.clone());
     let floats = |count: usize| bench.stream.upload(&vec![0.0_f32; count]).unwrap();
     let (mut y, h, b) = (floats(12), floats(16), floats(6));
     let mut rounded = floats(8);
     let mut add = |size, rank, starts: &[usize], rounds: bool| {
-        low_rank.add(LowRankTerm {
+        kernels.add_low_rank(LowRankTerm {
             element: KernelType::F32,
             size,
             rank,
@@ -222,7 +223,96 @@ fn wrong_requests_are_refused_and_empty_ones_do_nothing() {
         };
         assert_eq!(*argument, named, "{error}");
     }
-    drop(low_rank);
+    drop(kernels);
     drop((y, h, b, rounded));
     bench.finish();
+}
+
+/// Compares the gate and its backward with f64.
+fn run_gate<T: Number>(bench: &Bench, kernels: &LayerKernels, count: usize) {
+    let stream = &bench.stream;
+    let tensor = |seed, scale: f64| -> Vec<T> {
+        let numbers = numbers(seed, MARGIN + count + MARGIN);
+        numbers.iter().map(|x| T::of(x * scale)).collect()
+    };
+    // Gates from where the sigmoid is 0 to where it is 1.
+    let [gate, up, dy] = [tensor(4, 60.0), tensor(5, 2.0), tensor(6, 2.0)];
+    let upload = |x: &[T]| stream.upload(x).unwrap();
+    let [gates, ups, dys] = [&gate, &up, &dy].map(|x| upload(x));
+    fn part<T: Number>(memory: &DeviceBuffer<T>) -> Part<&DeviceMemory> {
+        let offset = MARGIN;
+        Part { memory, offset }
+    }
+    let mut y = upload(&gate);
+    kernels
+        .gate(Gate {
+            element: T::TYPE,
+            elements: count,
+            gate: part(&gates),
+            up: part(&ups),
+            y: Part {
+                memory: &mut y,
+                offset: MARGIN,
+            },
+        })
+        .unwrap();
+    let (mut gate_gradient, mut up_gradient) = (upload(&gate), upload(&up));
+    kernels
+        .gate_backward(GateBackward {
+            element: T::TYPE,
+            elements: count,
+            gate: part(&gates),
+            up: part(&ups),
+            gradient: part(&dys),
+            gate_gradient: Part {
+                memory: &mut gate_gradient,
+                offset: MARGIN,
+            },
+            up_gradient: Part {
+                memory: &mut up_gradient,
+                offset: MARGIN,
+            },
+        })
+        .unwrap();
+    stream.synchronize().unwrap();
+    let found = [&y, &gate_gradient, &up_gradient].map(|x| stream.download(x).unwrap());
+    for index in 0..gate.len() {
+        let inside = (MARGIN..MARGIN + count).contains(&index);
+        let [g, u, d] = [&gate, &up, &dy].map(|x| x[index].wide());
+        let s = 1.0 / (1.0 + (-g).exp());
+        // The slope is a difference of terms.
+        let terms = (1.0 + d.abs()) * s * (1.0 + g.abs()) * (1.0 + u.abs());
+        let expected = if inside {
+            [g * s * u, d * (s + g * s * (1.0 - s)) * u, d * g * s]
+        } else {
+            [g, g, u]
+        };
+        for (found, expected) in found.iter().zip(expected) {
+            let bound = 1e-6 * (terms + 1e-4) + T::half_ulp(expected) * 1.01;
+            let apart = (found[index].wide() - expected).abs();
+            assert!(
+                apart <= bound,
+                "{count}: {:?} at {index}, expected {expected}",
+                found[index]
+            );
+        }
+    }
+}
+
+#[test]
+fn gates_of_all_sizes() {
+    for machine in [
+        ascend_sim::Machine::default(),
+        ascend_sim::Machine::ascend_950(),
+    ] {
+        let bench = Bench::new(machine);
+        let kernels = LayerKernels::new(&bench.stream, bench.kernels.clone());
+        for count in [1, 7, 64, 1000, 40 * 64 + 3, 400_001] {
+            run_gate::<f32>(&bench, &kernels, count);
+            run_gate::<f16>(&bench, &kernels, count);
+            run_gate::<bf16>(&bench, &kernels, count);
+        }
+        drop(kernels);
+        bench.finish();
+    }
 }

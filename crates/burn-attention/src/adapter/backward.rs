@@ -1,0 +1,90 @@
+//! The backward, for autodiff over any backend: the node keeps x, the weight, a, b, its factor and
+//! h in the type of x.
+
+use burn::backend::AutodiffBackend;
+use burn::backend::autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
+use burn::backend::tensor::FloatTensor;
+use burn_fused::{Gradients, node, parts};
+
+use super::op::AdapterOps;
+use crate::attention::Bias;
+
+/// x, weight, a, b's factor and h.
+type Kept<B> = [FloatTensor<B>; 5];
+
+/// The gradients of x, the weight, the bias, a and b.
+fn gradients<B: AdapterOps>(
+    [x, weight, a, factor, h]: Kept<B>,
+    gradient: FloatTensor<B>,
+    [wants_x, wants_weight, wants_bias, wants_a, wants_b]: [bool; 5],
+) -> Gradients<B, 5> {
+    let dweight = wants_weight.then(|| B::linear_weight_backward(x.clone(), gradient.clone()));
+    let dbias = wants_bias.then(|| B::linear_bias_backward(gradient.clone()));
+    let db = wants_b.then(|| B::adapter_gradient(h, gradient.clone()));
+    if !wants_x && !wants_a {
+        return [None, dweight, dbias, None, db];
+    }
+    let dh = B::adapter_inner(factor, gradient.clone());
+    let dx = B::linear_x_backward(weight, gradient);
+    let (dx, dh) = B::adapter_add(dx, dh, a);
+    let da = wants_a.then(|| B::adapter_gradient(dh, x));
+    [Some(dx), dweight, dbias, da, db]
+}
+
+impl<B: AdapterOps, C: CheckpointStrategy> AdapterOps for Autodiff<B, C> {
+    fn adapter_inner(factor: FloatTensor<Self>, x: FloatTensor<Self>) -> FloatTensor<Self> {
+        let [factor, x] = [factor, x].map(Self::inner);
+        Self::from_inner(B::adapter_inner(factor, x))
+    }
+
+    fn adapter_add(
+        y: FloatTensor<Self>,
+        h: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let [y, h, b] = [y, h, b].map(Self::inner);
+        let (y, h) = B::adapter_add(y, h, b);
+        (Self::from_inner(y), Self::from_inner(h))
+    }
+
+    fn adapter_gradient(h: FloatTensor<Self>, x: FloatTensor<Self>) -> FloatTensor<Self> {
+        let [h, x] = [h, x].map(Self::inner);
+        Self::from_inner(B::adapter_gradient(h, x))
+    }
+
+    fn adapted_linear(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: Bias<Self>,
+        h: FloatTensor<Self>,
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        factor: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let [h, factor] = [h, factor].map(Self::inner);
+        let bias = bias.into_option().map(|bias| bias.into_parts());
+        let (bias, bias_node) = bias.unzip();
+        let ([x, weight, a, b], [x_node, weight_node, a_node, b_node]) = parts([x, weight, a, b]);
+        let y = B::linear(x.clone(), weight.clone(), bias);
+        let (y, h) = B::adapter_add(y, h, b);
+        let kept = [x, weight, a, factor, h];
+        match bias_node {
+            Some(bias_node) => node::<B, C, _, 5>(
+                [x_node, weight_node, bias_node, a_node, b_node],
+                kept,
+                |_| y,
+                gradients::<B>,
+            ),
+            None => node::<B, C, _, 4>(
+                [x_node, weight_node, a_node, b_node],
+                kept,
+                |_| y,
+                |kept, gradient, [wants_x, wants_weight, wants_a, wants_b]| {
+                    let wanted = [wants_x, wants_weight, false, wants_a, wants_b];
+                    let [dx, dweight, _, da, db] = gradients::<B>(kept, gradient, wanted);
+                    [dx, dweight, da, db]
+                },
+            ),
+        }
+    }
+}

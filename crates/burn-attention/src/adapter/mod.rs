@@ -1,0 +1,208 @@
+//! A linear layer with a low-rank adapter, by products with narrow factors.
+
+mod backward;
+mod op;
+#[cfg(feature = "remote")]
+pub(crate) mod wire;
+
+use burn::backend::{Dispatch, DispatchDevice, TensorMetadata};
+use burn::tensor::{DType, Device, Tensor};
+use burn_fused::{accumulator, expect};
+
+use crate::attention::Bias;
+use crate::error::{AttentionError, Result};
+
+pub use op::AdapterOps;
+
+/// The matrices of a low-rank adapter.
+#[derive(Clone, Debug)]
+pub struct Adapter {
+    /// `[rank, inputs]`, in f32, or f64 for f64 tensors.
+    pub a: Tensor<2>,
+    /// `[rank, outputs]`, in the type of a.
+    pub b: Tensor<2>,
+    /// s a and s b as [`scaled_parts`] of them, `[parts * rank, ..]`.
+    pub factors: [Tensor<2>; 2],
+}
+
+/// Returns s x in a type, as rows of one part, or of two whose sum has twice the digits if the type
+/// has 16 bits: `[parts * rank, channels]`.
+///
+/// # Shapes
+/// x: `[rank, channels]`
+pub fn scaled_parts(x: Tensor<2>, scale: f64, dtype: DType) -> Tensor<2> {
+    let wide = x.dtype();
+    let x = if scale == 1.0 { x } else { x * scale };
+    if dtype == wide {
+        return x;
+    }
+    let upper = x.clone().cast(dtype);
+    let lower = (x - upper.clone().cast(wide)).cast(dtype);
+    Tensor::cat(vec![upper, lower], 0)
+}
+
+/// Returns true if [`adapted_linears`] is the way to compute layers with adapters on a device:
+/// where a server runs the operations by its kernels.
+pub fn has_adapter_kernels(device: &Device) -> bool {
+    is_remote(device.as_dispatch())
+}
+
+fn is_remote(device: &DispatchDevice) -> bool {
+    match device {
+        #[cfg(feature = "remote")]
+        DispatchDevice::Remote(_) => true,
+        DispatchDevice::Autodiff(device) => is_remote(device),
+        _ => false,
+    }
+}
+
+/// Computes x weight + bias + s (x a^T) b of several layers with adapters and one input.
+///
+/// # Shapes
+/// - x: `[.., inputs]`; weights: `[inputs, outputs]`; biases: `[outputs]`, all of one type
+/// - out: `[.., outputs]` of each layer
+///
+/// # Numerics
+/// 16-bit tensors are computed in f32. A layer's product is rounded once, and so is its sum with
+/// the adapter's term, which has an error of 2^-16 of itself in bf16. In the gradients of a and b,
+/// the inner products are rounded to the type of x, as x is.
+///
+/// # Memory
+/// The autodiff graph keeps x, and of each layer the inner product `[rank, rows]`.
+///
+/// # Errors
+/// [`Size`](AttentionError::Size), [`NoChannels`](AttentionError::NoChannels) without rows,
+/// channels or ranks, [`Op`](AttentionError::Op).
+///
+/// # Example
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_attention::{Adapter, adapted_linears, scaled_parts};
+///
+/// let device = Device::flex().autodiff();
+/// let x = Tensor::<2>::from_floats([[1.0, 2.0]], &device);
+/// let weight = Tensor::<2>::from_floats([[3.0], [0.0]], &device);
+/// let a = Tensor::<2>::from_floats([[1.0, 1.0]], &device).require_grad();
+/// let b = Tensor::<2>::from_floats([[5.0]], &device).require_grad();
+/// let factors = [&a, &b].map(|x| scaled_parts(x.clone().detach(), 2.0, x.dtype()));
+/// let adapter = Adapter { a: a.clone(), b, factors };
+/// let [y] = adapted_linears(x, [(weight, None, adapter)])?;
+/// assert_eq!(y.clone().inner().into_scalar::<f32>(), 33.0);
+/// let gradient = a.grad(&y.backward()).unwrap();
+/// assert_eq!(gradient.into_data().iter::<f32>().collect::<Vec<_>>(), [10.0, 20.0]);
+/// # Ok::<(), burn_attention::AttentionError>(())
+/// ```
+pub fn adapted_linears<const D: usize, const N: usize>(
+    x: Tensor<D>,
+    layers: [(Tensor<2>, Option<Tensor<1>>, Adapter); N],
+) -> Result<[Tensor<D>; N]> {
+    let shape = x.dims();
+    let inputs = shape[D - 1];
+    let rows = shape[..D - 1].iter().product();
+    if rows == 0 || inputs == 0 {
+        return Err(AttentionError::NoChannels);
+    }
+    let x = x.reshape([rows, inputs]);
+    for (weight, bias, adapter) in &layers {
+        check(&x, weight, bias.as_ref(), adapter)?;
+    }
+    let factors = layers
+        .each_ref()
+        .map(|(.., adapter)| adapter.factors[0].clone());
+    let ranks = factors.each_ref().map(|factor| factor.dims()[0]);
+    let factor = match N {
+        1 => factors
+            .into_iter()
+            .next()
+            .ok_or(AttentionError::NoChannels)?,
+        _ => Tensor::cat(factors.to_vec(), 0),
+    };
+    let x = x.into_dispatch();
+    let inner = Dispatch::adapter_inner(factor.into_dispatch(), x.clone());
+    let inner = Tensor::<2>::from_dispatch(inner);
+    let mut start = 0;
+    let mut layers = layers.into_iter().zip(ranks);
+    Ok(std::array::from_fn(|_| {
+        let ((weight, bias, adapter), rank) = layers.next().expect("N layers");
+        let h = if N == 1 {
+            inner.clone()
+        } else {
+            inner.clone().narrow(0, start, rank)
+        };
+        start += rank;
+        let mut out = shape;
+        out[D - 1] = weight.dims()[1];
+        let [_, factor] = adapter.factors;
+        let [weight, h, a, b, factor] =
+            [weight, h, adapter.a, adapter.b, factor].map(Tensor::into_dispatch);
+        let bias = Bias::from(bias.map(Tensor::into_dispatch));
+        let y = Dispatch::adapted_linear(x.clone(), weight, bias, h, a, b, factor);
+        Tensor::<2>::from_dispatch(y).reshape(out)
+    }))
+}
+
+fn check(
+    x: &Tensor<2>,
+    weight: &Tensor<2>,
+    bias: Option<&Tensor<1>>,
+    adapter: &Adapter,
+) -> Result<()> {
+    let wide = DType::from(accumulator(x.dtype())?);
+    let first = x.clone().into_dispatch();
+    let [inputs, outputs] = weight.dims();
+    let Adapter { a, b, factors } = adapter;
+    let [rank, _] = a.dims();
+    if rank == 0 || outputs == 0 {
+        return Err(AttentionError::NoChannels);
+    }
+    let parts = if x.dtype() == wide { 1 } else { 2 };
+    let [factor_a, factor_b] = factors;
+    for (name, matrix, dtype, dims) in [
+        ("weight", weight, x.dtype(), [x.dims()[1], outputs]),
+        ("a", a, wide, [rank, inputs]),
+        ("b", b, wide, [rank, outputs]),
+        (
+            "the factor of a",
+            factor_a,
+            x.dtype(),
+            [parts * rank, inputs],
+        ),
+        (
+            "the factor of b",
+            factor_b,
+            x.dtype(),
+            [parts * rank, outputs],
+        ),
+    ] {
+        expect(name, &matrix.clone().into_dispatch(), dtype, &first)?;
+        for (dimension, found, expected) in [
+            ("rows", matrix.dims()[0], dims[0]),
+            ("columns", matrix.dims()[1], dims[1]),
+        ] {
+            if found != expected {
+                return Err(AttentionError::Size {
+                    left: name,
+                    right: "the layer",
+                    dimension,
+                    left_size: found,
+                    right_size: expected,
+                });
+            }
+        }
+    }
+    if let Some(bias) = bias {
+        let bias = bias.clone().into_dispatch();
+        expect("bias", &bias, x.dtype(), &first)?;
+        let found = bias.shape()[0];
+        if found != outputs {
+            return Err(AttentionError::Size {
+                left: "bias",
+                right: "the layer",
+                dimension: "columns",
+                left_size: found,
+                right_size: outputs,
+            });
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,79 @@
+//! The operations as backends implement them.
+
+use burn::backend::{Backend, TensorMetadata, backend_extension, tensor::FloatTensor};
+use burn::tensor::Shape;
+use burn_fused::primitive::{cast, widen};
+
+use crate::attention::Bias;
+
+/// The products of a linear layer with a low-rank adapter, as a backend implements them.
+///
+/// All methods have a default body of ordinary operations; a backend with kernels overrides the
+/// first three. The implementation for [`Autodiff`](burn::backend::Autodiff) adds the backward.
+///
+/// # Shapes
+/// - x: `[rows, inputs]`; weight: `[inputs, outputs]`; bias: `[outputs]`; y, gradient:
+///   `[rows, outputs]`, all of one type
+/// - a: `[rank, inputs]`, b: `[rank, outputs]`, in f32, or f64 for f64 tensors
+/// - factor: `[parts * rank, channels]`, in the type of x, one or two parts whose sum it is
+/// - h: `[parts * rank, rows]`, in the type of b
+#[backend_extension(
+    Flex: cfg(feature = "flex"),
+    Cube: cfg(feature = "cube"),
+    Remote: cfg(feature = "remote"),
+    Autodiff
+)]
+pub trait AdapterOps: Backend {
+    /// Computes h = factor x^T. The autodiff backend does not track it.
+    fn adapter_inner(factor: FloatTensor<Self>, x: FloatTensor<Self>) -> FloatTensor<Self> {
+        let [factor, x] = [factor, x].map(widen::<Self>);
+        Self::float_matmul(factor, Self::float_transpose(x))
+    }
+
+    /// Computes y + h^T b with h summed over its parts, rounded once, and that sum in the type of
+    /// y: `[rank, rows]`.
+    fn adapter_add(
+        y: FloatTensor<Self>,
+        h: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let dtype = y.dtype().into();
+        let ([parts_rank, rows], [rank, _]) = (h.shape().dims(), b.shape().dims());
+        let h = Self::float_reshape(h, Shape::new([parts_rank / rank, rank, rows]));
+        let h = Self::float_reshape(Self::float_sum_dim(h, 0), Shape::new([rank, rows]));
+        let term = Self::float_matmul(Self::float_transpose(h.clone()), b);
+        let y = Self::float_add(widen::<Self>(y), term);
+        (cast::<Self>(y, dtype), cast::<Self>(h, dtype))
+    }
+
+    /// Computes h x: the gradient of b from h and the output's gradient, or of a. `h`:
+    /// `[rank, rows]`, in the type of `x`; the result is in that of b.
+    fn adapter_gradient(h: FloatTensor<Self>, x: FloatTensor<Self>) -> FloatTensor<Self> {
+        let [h, x] = [h, x].map(widen::<Self>);
+        Self::float_matmul(h, x)
+    }
+
+    /// Computes x weight + bias + h^T b. `factor` is that of the gradient of h, as h = factor' x^T
+    /// is that of a.
+    fn adapted_linear(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        #[extension_type] bias: Bias<Self>,
+        h: FloatTensor<Self>,
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        factor: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let _of_backward = (a, factor);
+        let y = Self::linear(x, weight, bias.into_option());
+        Self::adapter_add(y, h, b).0
+    }
+}
+
+/// Ordinary operations.
+#[cfg(feature = "flex")]
+impl AdapterOps for burn::backend::Flex {}
+
+/// Ordinary operations.
+#[cfg(feature = "cube")]
+impl AdapterOps for burn::backend::Cube {}

@@ -1,0 +1,121 @@
+//! The products as custom operations. None has numbers: the shapes of its tensors say everything.
+
+use burn::backend::{Remote, TensorMetadata, tensor::FloatTensor};
+use burn::tensor::{DType, Shape};
+use burn_fused::{OpError, Reader, WireOp, Writer, accumulator, like, send};
+
+use super::op::AdapterOps;
+
+/// The custom operations.
+const INNER: &str = "adapter.inner";
+const ADD: &str = "adapter.add";
+const GRADIENT: &str = "adapter.gradient";
+
+struct Plain;
+
+impl WireOp for Plain {
+    const VERSION: u64 = 1;
+    type Error = OpError;
+
+    fn write(&self, _: &mut Writer) {}
+
+    fn read(_: &mut Reader<'_>) -> Result<Self, OpError> {
+        Ok(Self)
+    }
+}
+
+fn wide<T: TensorMetadata>(x: &T) -> DType {
+    accumulator(x.dtype()).map_or(DType::F32, DType::from)
+}
+
+fn size<T: TensorMetadata>(x: &T, dim: usize) -> usize {
+    x.shape()[dim]
+}
+
+impl AdapterOps for Remote {
+    fn adapter_inner(factor: FloatTensor<Self>, x: FloatTensor<Self>) -> FloatTensor<Self> {
+        let h = (Shape::new([size(&factor, 0), size(&x, 0)]), wide(&x));
+        let [h] = send(INNER, &Plain, vec![factor, x], [h]);
+        h
+    }
+
+    fn adapter_add(
+        y: FloatTensor<Self>,
+        h: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let rounded = (Shape::new([size(&b, 0), size(&y, 0)]), y.dtype());
+        let outputs = [like(&y), rounded];
+        send(ADD, &Plain, vec![y, h, b], outputs).into()
+    }
+
+    fn adapter_gradient(h: FloatTensor<Self>, x: FloatTensor<Self>) -> FloatTensor<Self> {
+        let gradient = (Shape::new([size(&h, 0), size(&x, 1)]), wide(&x));
+        let [gradient] = send(GRADIENT, &Plain, vec![h, x], [gradient]);
+        gradient
+    }
+}
+
+#[cfg(feature = "remote-server")]
+mod server {
+    use burn::backend::ir::BackendIr;
+    use burn_fused::{expect_shape, handle};
+    use burn_remote::server::CustomOpRegistry;
+
+    use super::*;
+
+    fn expect_matrix<T: TensorMetadata>(what: &'static str, x: &T) -> Result<(), OpError> {
+        let shape = x.shape();
+        if shape.num_dims() == 2 && !shape.contains(&0) {
+            return Ok(());
+        }
+        Err(OpError::Wire {
+            what,
+            expected: "a matrix with elements".to_owned(),
+            found: format!("a tensor of shape {:?}", &shape[..]),
+        })
+    }
+
+    /// Lets a server compute the products by its backend.
+    pub(crate) fn register<B: BackendIr + AdapterOps>(operations: &mut CustomOpRegistry<B>) {
+        handle(
+            operations,
+            INNER,
+            |_: &Plain, [factor, x]: &[_; 2]| {
+                expect_matrix("the factor", factor)?;
+                expect_matrix("x", x)?;
+                let shape = [size(factor, 0), size(x, 1)];
+                expect_shape("the factor", factor, (&shape, x.dtype()), x)
+            },
+            |_, [factor, x]| [B::adapter_inner(factor, x)],
+        );
+        handle(
+            operations,
+            ADD,
+            |_: &Plain, [y, h, b]: &[_; 3]| {
+                expect_matrix("y", y)?;
+                expect_matrix("h", h)?;
+                expect_matrix("b", b)?;
+                let (rank, [rows, columns]) = (size(b, 0), [0, 1].map(|dim| size(y, dim)));
+                let parts = if size(h, 0) == rank { 1 } else { 2 };
+                expect_shape("h", h, (&[parts * rank, rows], wide(y)), y)?;
+                expect_shape("b", b, (&[rank, columns], wide(y)), y)
+            },
+            |_, [y, h, b]| <[_; 2]>::from(B::adapter_add(y, h, b)),
+        );
+        handle(
+            operations,
+            GRADIENT,
+            |_: &Plain, [h, x]: &[_; 2]| {
+                expect_matrix("h", h)?;
+                expect_matrix("x", x)?;
+                let shape = [size(h, 0), size(x, 0)];
+                expect_shape("h", h, (&shape, x.dtype()), x)
+            },
+            |_, [h, x]| [B::adapter_gradient(h, x)],
+        );
+    }
+}
+
+#[cfg(feature = "remote-server")]
+pub(crate) use server::register;

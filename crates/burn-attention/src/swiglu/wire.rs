@@ -1,0 +1,73 @@
+//! The gate as custom operations, without numbers.
+
+use burn::backend::{Remote, tensor::FloatTensor};
+use burn_fused::{Reader, WireOp, Writer, like, send};
+
+use super::op::SwiGluOps;
+use crate::error::{AttentionError, Result};
+
+/// The custom operations.
+const FORWARD: &str = "swiglu.forward";
+const BACKWARD: &str = "swiglu.backward";
+
+struct Plain;
+
+impl WireOp for Plain {
+    const VERSION: u64 = 1;
+    type Error = AttentionError;
+
+    fn write(&self, _: &mut Writer) {}
+
+    fn read(_: &mut Reader<'_>) -> Result<Self> {
+        Ok(Self)
+    }
+}
+
+impl SwiGluOps for Remote {
+    fn swiglu_forward(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self> {
+        let output = like(&gate);
+        let [out] = send(FORWARD, &Plain, vec![gate, up], [output]);
+        out
+    }
+
+    fn swiglu_backward(
+        gate: FloatTensor<Self>,
+        up: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let outputs = [like(&gate), like(&up)];
+        send(BACKWARD, &Plain, vec![gate, up, gradient], outputs).into()
+    }
+}
+
+#[cfg(feature = "remote-server")]
+mod server {
+    use burn::backend::ir::BackendIr;
+    use burn_fused::handle;
+    use burn_remote::server::CustomOpRegistry;
+
+    use super::*;
+    use crate::swiglu::check;
+
+    /// Lets a server compute the gate by its backend.
+    pub(crate) fn register<B: BackendIr + SwiGluOps>(operations: &mut CustomOpRegistry<B>) {
+        handle(
+            operations,
+            FORWARD,
+            |_: &Plain, [gate, up]: &[_; 2]| check(gate, up),
+            |_, [gate, up]| [B::swiglu_forward(gate, up)],
+        );
+        handle(
+            operations,
+            BACKWARD,
+            |_: &Plain, [gate, up, gradient]: &[_; 3]| {
+                check(gate, up)?;
+                check(gate, gradient)
+            },
+            |_, [gate, up, gradient]| <[_; 2]>::from(B::swiglu_backward(gate, up, gradient)),
+        );
+    }
+}
+
+#[cfg(feature = "remote-server")]
+pub(crate) use server::register;

@@ -1,0 +1,383 @@
+//! Kernels of the layers around the rotation: the term of a low-rank adapter, and the gate of a
+//! feed-forward network.
+#![allow(unsafe_code, reason = "launches the kernels with checked arguments")]
+
+use std::sync::Arc;
+
+use super::args::{KernelType, LowRankArgs, LowRankTiling, SwiGluArgs, SwiGluTiling};
+use super::kernels::Kernels;
+use crate::error::{AscendError, Result};
+use crate::safe::{DeviceMemory, Machine, Stream};
+
+/// Bytes that the factor of a tile may take.
+const FACTOR_BYTES: usize = 64 * 1024;
+/// Columns of a tile: runs of 512 bytes in 16 bits.
+const COLUMNS: usize = 256;
+/// Columns come in whole vectors; rows such that a row of h in 16 bits fills blocks.
+const COLUMN_UNIT: usize = 64;
+const ROW_UNIT: usize = 16;
+/// Rows are the repeats of an instruction.
+const MOST_ROWS: usize = 240;
+/// As the kernels reserve after each of their buffers.
+const SLACK_BYTES: usize = 256;
+const F32_BYTES: usize = size_of::<f32>();
+
+/// Part of a memory, from one of its elements on.
+#[derive(Clone, Copy, Debug)]
+pub struct Part<M> {
+    /// The memory.
+    pub memory: M,
+    /// Elements before it.
+    pub offset: usize,
+}
+
+/// The term of a low-rank adapter: y += h^T b with h summed over its parts.
+#[derive(Debug)]
+pub struct LowRankTerm<'a> {
+    /// The type of y and of the rounded h.
+    pub element: KernelType,
+    /// Rows and columns of y.
+    pub size: [usize; 2],
+    /// Rows of b, and of each part of h.
+    pub rank: usize,
+    /// Elements between the parts of h, one or two.
+    pub part_starts: &'a [usize],
+    /// The product, `[rows, columns]`.
+    pub y: Part<&'a mut DeviceMemory>,
+    /// f32, each part `[rank, rows]`.
+    pub h: Part<&'a DeviceMemory>,
+    /// f32, `[rank, columns]`.
+    pub b: Part<&'a DeviceMemory>,
+    /// Receives h in the type of y, `[rank, rows]`; of 16-bit types alone.
+    pub rounded_h: Option<Part<&'a mut DeviceMemory>>,
+}
+
+/// A gate: y = silu(gate) up, over as many elements of each.
+#[derive(Debug)]
+pub struct Gate<'a> {
+    /// The type of all tensors.
+    pub element: KernelType,
+    /// Elements of each tensor.
+    pub elements: usize,
+    /// The gate.
+    pub gate: Part<&'a DeviceMemory>,
+    /// The gated values.
+    pub up: Part<&'a DeviceMemory>,
+    /// Receives the output.
+    pub y: Part<&'a mut DeviceMemory>,
+}
+
+/// The backward of a [`Gate`].
+#[derive(Debug)]
+pub struct GateBackward<'a> {
+    /// The type of all tensors.
+    pub element: KernelType,
+    /// Elements of each tensor.
+    pub elements: usize,
+    /// The gate.
+    pub gate: Part<&'a DeviceMemory>,
+    /// The gated values.
+    pub up: Part<&'a DeviceMemory>,
+    /// The gradient of the output.
+    pub gradient: Part<&'a DeviceMemory>,
+    /// Receives the gradient of the gate.
+    pub gate_gradient: Part<&'a mut DeviceMemory>,
+    /// Receives the gradient of the gated values.
+    pub up_gradient: Part<&'a mut DeviceMemory>,
+}
+
+/// Runs the kernels of layers on one stream.
+///
+/// Work is queued and runs later; the stream's next synchronisation returns its errors.
+#[derive(Debug)]
+pub struct LayerKernels {
+    stream: Stream,
+    kernels: Arc<Kernels>,
+}
+
+impl LayerKernels {
+    /// Creates them for the work of a stream.
+    pub fn new(stream: &Stream, kernels: Arc<Kernels>) -> Self {
+        let stream = stream.clone();
+        Self { stream, kernels }
+    }
+
+    /// Queues the addition of a low-rank term, in one pass over y.
+    ///
+    /// # Numerics
+    /// Computed in f32 in the order of the ranks, and rounded once to the element type.
+    ///
+    /// # Errors
+    /// [`AscendError::InvalidArgument`] for memory that is too small; [`AscendError::KernelLimit`]
+    /// and [`AscendError::TileTooLarge`] beyond the limits of the kernels. In these cases, nothing
+    /// is queued. Otherwise those of the runtime.
+    pub fn add_low_rank(&self, term: LowRankTerm<'_>) -> Result<()> {
+        const OP: &str = "low-rank term";
+        let LowRankTerm {
+            element,
+            size: [rows, columns],
+            rank,
+            part_starts,
+            y,
+            h,
+            b,
+            rounded_h,
+        } = term;
+        let inner = product(rank, rows);
+        let (parts, part_stride) = match *part_starts {
+            [0] => (1, 0),
+            [0, second] => (2, second),
+            _ => {
+                let expected = "one part at 0, or two";
+                let found = format!("{part_starts:?}");
+                return Err(AscendError::argument(OP, "parts", expected, found));
+            }
+        };
+        let h_elements = inner.saturating_add(part_stride);
+        let y = y.address(OP, "y", element, product(rows, columns), &self.stream)?;
+        let h = h.address(OP, "h", KernelType::F32, h_elements, &self.stream)?;
+        let b = b.address(
+            OP,
+            "b",
+            KernelType::F32,
+            product(rank, columns),
+            &self.stream,
+        )?;
+        let rounded = match rounded_h {
+            Some(_) if element == KernelType::F32 => {
+                let expected = "none for f32";
+                return Err(AscendError::argument(OP, "the rounded h", expected, "one"));
+            }
+            Some(part) => part.address(OP, "the rounded h", element, inner, &self.stream)?,
+            None => 0,
+        };
+        if [rows, columns, rank].contains(&0) {
+            return Ok(());
+        }
+        let machine = self.kernels.machine();
+        let shape = [rows, columns, rank, parts];
+        let (mut tiling, blocks) = plan_low_rank(shape, element, rounded != 0, machine)?;
+        tiling.part_stride = part_stride as u64;
+        let args = LowRankArgs {
+            y,
+            h,
+            b,
+            rounded_h: rounded,
+            tiling,
+        };
+        let kernel = format!("rope_low_rank_{}", element.name());
+        // SAFETY: `LowRankArgs` is `repr(C)`: four eight-byte addresses and a tiling of 40 bytes
+        // whose fields leave no gap, and mirrors the kernel's parameters (asserted in args.rs and
+        // rope_tiling.h). The addresses are those of memory of this stream, checked to hold their
+        // tensors. The kernels live until `Drop` has synchronised the stream.
+        unsafe { self.kernels.launch(&self.stream, &kernel, blocks, args) }
+    }
+
+    /// Queues a gate.
+    ///
+    /// # Numerics
+    /// Computed in f32, each operation rounded, and rounded once to the element type.
+    ///
+    /// # Errors
+    /// [`AscendError::InvalidArgument`] for memory that is too small; nothing is queued then.
+    /// Otherwise those of the runtime.
+    pub fn gate(&self, request: Gate<'_>) -> Result<()> {
+        const OP: &str = "gate";
+        let Gate {
+            element, elements, ..
+        } = request;
+        let args = SwiGluArgs {
+            gate: request
+                .gate
+                .address(OP, "the gate", element, elements, &self.stream)?,
+            up: request
+                .up
+                .address(OP, "up", element, elements, &self.stream)?,
+            gradient: 0,
+            outputs: [
+                request
+                    .y
+                    .address(OP, "y", element, elements, &self.stream)?,
+                0,
+            ],
+            tiling: SwiGluTiling::default(),
+        };
+        self.launch_gate("swiglu", 2 * element.bytes(), 1, (element, elements), args)
+    }
+
+    /// Queues the backward of a gate.
+    ///
+    /// # Numerics
+    /// As [`gate`](Self::gate).
+    ///
+    /// # Errors
+    /// Those of [`gate`](Self::gate).
+    pub fn gate_backward(&self, request: GateBackward<'_>) -> Result<()> {
+        const OP: &str = "backward of a gate";
+        let GateBackward {
+            element,
+            elements,
+            gate,
+            up,
+            gradient,
+            gate_gradient,
+            up_gradient,
+        } = request;
+        let stream = &self.stream;
+        let outputs = [
+            gate_gradient.address(OP, "the gate's gradient", element, elements, stream)?,
+            up_gradient.address(OP, "up's gradient", element, elements, stream)?,
+        ];
+        let args = SwiGluArgs {
+            gate: gate.address(OP, "the gate", element, elements, stream)?,
+            up: up.address(OP, "up", element, elements, stream)?,
+            gradient: gradient.address(OP, "the gradient", element, elements, stream)?,
+            outputs,
+            tiling: SwiGluTiling::default(),
+        };
+        self.launch_gate(
+            "swiglu_grad",
+            3 * element.bytes(),
+            3,
+            (element, elements),
+            args,
+        )
+    }
+
+    /// Queues a kernel that loads `element_bytes` for each element and has `numbers` f32 of work
+    /// for it, beside f32 copies of what it loads.
+    fn launch_gate(
+        &self,
+        kernel: &str,
+        element_bytes: usize,
+        numbers: usize,
+        (element, elements): (KernelType, usize),
+        args: SwiGluArgs,
+    ) -> Result<()> {
+        if elements == 0 {
+            return Ok(());
+        }
+        let machine = self.kernels.machine();
+        let copied = match element {
+            KernelType::F32 => 0,
+            KernelType::F16 | KernelType::Bf16 => element_bytes / element.bytes(),
+        };
+        let bytes = 2 * element_bytes + (copied + numbers) * F32_BYTES;
+        let available = (machine.ub_bytes as usize).saturating_sub(8 * SLACK_BYTES);
+        let tile = available / bytes / COLUMN_UNIT * COLUMN_UNIT;
+        if tile == 0 {
+            return Err(AscendError::TileTooLarge {
+                needed_bytes: COLUMN_UNIT * bytes + 8 * SLACK_BYTES,
+                available_bytes: machine.ub_bytes as usize,
+            });
+        }
+        // Few elements are spread over the cores.
+        let cores = machine.vector_cores as usize;
+        let share = elements.div_ceil(cores).next_multiple_of(COLUMN_UNIT);
+        let tile = tile.min(share);
+        let tiling = SwiGluTiling {
+            elements: elements as u64,
+            tile: tile as u32,
+            reserved: 0,
+        };
+        let blocks = elements.div_ceil(tile).min(cores) as u32;
+        let kernel = format!("rope_{kernel}_{}", element.name());
+        // SAFETY: `SwiGluArgs` is `repr(C)`: five eight-byte addresses and a tiling of 16 bytes
+        // whose fields leave no gap, and mirrors the kernel's parameters (asserted in args.rs and
+        // rope_tiling.h). The addresses are those of memory of this stream, checked to hold their
+        // tensors, or 0 where the kernel uses none. The kernels live until `Drop` has synchronised
+        // the stream.
+        unsafe {
+            self.kernels
+                .launch(&self.stream, &kernel, blocks, SwiGluArgs { tiling, ..args })
+        }
+    }
+}
+
+impl Drop for LayerKernels {
+    fn drop(&mut self) {
+        // The kernels may be unloaded next; queued launches must be done with them.
+        self.stream.finish_quietly();
+    }
+}
+
+impl<M: std::ops::Deref<Target = DeviceMemory>> Part<M> {
+    /// The address of its first element, checked to have `elements` after it.
+    fn address(
+        &self,
+        operation: &'static str,
+        name: &'static str,
+        element: KernelType,
+        elements: usize,
+        stream: &Stream,
+    ) -> Result<u64> {
+        stream.owns(operation, &self.memory)?;
+        let held = self.memory.bytes() / element.bytes();
+        if self.offset > held || elements > held - self.offset {
+            return Err(AscendError::argument(
+                operation,
+                name,
+                format!("within its memory of {held} elements"),
+                format!("{elements} elements from {}", self.offset),
+            ));
+        }
+        Ok(self.memory.pointer() as u64 + (self.offset * element.bytes()) as u64)
+    }
+}
+
+/// A product that is too large for any memory where it overflows.
+fn product(x: usize, y: usize) -> usize {
+    x.checked_mul(y).unwrap_or(usize::MAX)
+}
+
+/// The tiling of [rows, columns, rank, parts], and the number of cores.
+fn plan_low_rank(
+    [rows, columns, rank, parts]: [usize; 4],
+    element: KernelType,
+    stores_h: bool,
+    machine: Machine,
+) -> Result<(LowRankTiling, u32)> {
+    let limit = |what, limit: usize, found: usize| {
+        if found <= limit {
+            return Ok(());
+        }
+        Err(AscendError::KernelLimit { what, limit, found })
+    };
+    limit("ranks", FACTOR_BYTES / (COLUMN_UNIT * F32_BYTES), rank)?;
+    limit("columns", u32::MAX as usize / 4, columns)?;
+    limit("rows", u32::MAX as usize / 4, rows)?;
+    let fitting = FACTOR_BYTES / (rank * F32_BYTES) / COLUMN_UNIT * COLUMN_UNIT;
+    let column_tile = columns
+        .next_multiple_of(COLUMN_UNIT)
+        .min(fitting.min(COLUMNS));
+    let slots = LowRankTiling::SLOTS as usize;
+    let is_wide = element == KernelType::F32;
+    let element_bytes = slots * element.bytes() + if is_wide { 0 } else { F32_BYTES };
+    let inner_bytes = 2 * parts * F32_BYTES + if stores_h { element.bytes() } else { 0 };
+    let spread_bytes = LowRankTiling::CHUNK as usize * 32;
+    let row_bytes = column_tile * element_bytes + rank * inner_bytes + spread_bytes;
+    // The parts of a small h lie a vector apart.
+    let apart_bytes = 2 * COLUMN_UNIT * F32_BYTES;
+    let fixed_bytes = rank * column_tile * F32_BYTES + apart_bytes + (slots + 5) * SLACK_BYTES;
+    let available = machine.ub_bytes as usize;
+    let row_tile = available.saturating_sub(fixed_bytes) / row_bytes / ROW_UNIT * ROW_UNIT;
+    if row_tile == 0 {
+        return Err(AscendError::TileTooLarge {
+            needed_bytes: fixed_bytes + ROW_UNIT * row_bytes,
+            available_bytes: available,
+        });
+    }
+    let row_tile = row_tile.min(MOST_ROWS).min(rows.next_multiple_of(ROW_UNIT));
+    let tiles = rows.div_ceil(row_tile) * columns.div_ceil(column_tile);
+    let tiling = LowRankTiling {
+        rows: rows as u64,
+        part_stride: 0,
+        columns: columns as u32,
+        rank: rank as u32,
+        parts: parts as u32,
+        row_tile: row_tile as u32,
+        column_tile: column_tile as u32,
+        stores_h: u32::from(stores_h),
+    };
+    Ok((tiling, tiles.min(machine.vector_cores as usize) as u32))
+}

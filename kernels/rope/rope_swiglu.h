@@ -1,0 +1,165 @@
+// The gate of a feed-forward network, and its backward, over dense tensors.
+//
+// Problem. With s = 1 / (1 + e^-gate) and silu = gate * s,
+//   y = silu * up
+//   dup = dy * silu,  dgate = dy * (s + silu * (1 - s)) * up
+// in f32, each result rounded once. In dgate the slope comes before up: where it is small, dy * up
+// can overflow and the result not.
+//
+// Data layout. A tile is a run of elements; each tensor has a slot of its own. y replaces the gate
+// in its slot, dgate and dup replace gate and up.
+//
+// Pseudo code.
+//   for each tile of this core:
+//     load gate, up (and dy)                    MTE2
+//     widen, compute, round                     V
+//     store y, or dgate and dup                 MTE3
+#pragma once
+
+#include "rope_base.h"
+
+namespace rope {
+
+template <typename T, bool kBackward>
+class SwiGlu {
+    static constexpr bool kWide = sizeof(T) == 4;
+    // f32 copies of the inputs, and numbers of the computation.
+    static constexpr uint32_t kWork = (kWide ? 0 : (kBackward ? 3 : 2)) + (kBackward ? 3 : 1);
+
+public:
+    __aicore__ inline SwiGlu(TPipe& pipe, const SwiGluTiling& t) : pipe_(pipe), t_(t) {}
+
+    __aicore__ inline void Run(GM_ADDR gate, GM_ADDR up, GM_ADDR dy, GM_ADDR first,
+                               GM_ADDR second) {
+        const uint64_t block = AscendC::GetBlockIdx(), blocks = AscendC::GetBlockNum();
+        if (IsBeyond(block, blocks)) return;
+        const uint64_t tiles = (t_.elements + t_.tile - 1) / t_.tile;
+        const uint64_t begin = tiles * block / blocks, end = tiles * (block + 1) / blocks;
+        if (begin >= end) return;
+        GM_ADDR const addresses[kTensorCount] = {gate, up, dy, first, second};
+        for (uint32_t i = 0; i < kTensorCount; ++i) {
+            gm_[i].SetGlobalBuffer(reinterpret_cast<__gm__ T*>(addresses[i]), t_.elements);
+        }
+        const uint32_t slot = t_.tile * static_cast<uint32_t>(sizeof(T)) + kSlackBytes;
+        pipe_.InitBuffer(gate_, 2, slot);
+        pipe_.InitBuffer(up_, 2, slot);
+        if constexpr (kBackward) pipe_.InitBuffer(dy_, 2, slot);
+        pipe_.InitBuffer(work_, kWork * t_.tile * static_cast<uint32_t>(sizeof(float)) +
+                                    kSlackBytes);
+        for (uint64_t tile = begin; tile < end; ++tile) RunTile(tile * t_.tile);
+    }
+
+private:
+    static constexpr uint32_t kTensorCount = 5;
+    using Slots = AscendC::TQueBind<TPosition::VECIN, TPosition::VECOUT, 1>;
+
+    TPipe& pipe_;
+    const SwiGluTiling& t_;
+    GlobalTensor<T> gm_[kTensorCount];
+    Slots gate_, up_;
+    AscendC::TQue<TPosition::VECIN, 1> dy_;
+    TBuf<TPosition::VECCALC> work_;
+    uint64_t start_;
+    uint32_t count_;
+
+    __aicore__ inline DataCopyExtParams Run1() const {
+        DataCopyExtParams copy;
+        copy.blockCount = 1;
+        copy.blockLen = count_ * static_cast<uint32_t>(sizeof(T));
+        return copy;
+    }
+
+    __aicore__ inline LocalTensor<T> Load(Slots& slots, uint32_t tensor) {
+        LocalTensor<T> slot = slots.template AllocTensor<T>();
+        DataCopyPad(slot, gm_[tensor][start_], Run1(), DataCopyPadExtParams<T>());
+        slots.template EnQue<TPosition::GM, TPosition::VECIN, T>(slot);
+        return slots.template DeQue<TPosition::GM, TPosition::VECIN, T>();
+    }
+
+    __aicore__ inline void Store(Slots& slots, LocalTensor<T>& slot, uint32_t tensor) {
+        slots.template EnQue<TPosition::VECOUT, TPosition::GM, T>(slot);
+        slot = slots.template DeQue<TPosition::VECOUT, TPosition::GM, T>();
+        DataCopyPad(gm_[tensor][start_], slot, Run1());
+    }
+
+    // The tensor in f32: itself, or a copy in part `part` of the work area.
+    __aicore__ inline LocalTensor<float> Widen(const LocalTensor<T>& x, uint32_t part) {
+        if constexpr (kWide) {
+            return x;
+        } else {
+            const LocalTensor<float> wide = Work(part);
+            AscendC::Cast(wide, x, RoundMode::CAST_NONE, count_);
+            return wide;
+        }
+    }
+
+    __aicore__ inline void Narrow(const LocalTensor<T>& out, const LocalTensor<float>& x) {
+        if constexpr (!kWide) AscendC::Cast(out, x, RoundMode::CAST_RINT, count_);
+    }
+
+    __aicore__ inline LocalTensor<float> Work(uint32_t part) {
+        return work_.Get<float>()[part * t_.tile];
+    }
+
+    __aicore__ inline void RunTile(uint64_t start) {
+        start_ = start;
+        const uint64_t left = t_.elements - start;
+        count_ = left < t_.tile ? static_cast<uint32_t>(left) : t_.tile;
+        const int32_t n = static_cast<int32_t>(count_);
+        LocalTensor<T> gate = Load(gate_, 0), up = Load(up_, 1), dy;
+        if constexpr (kBackward) {
+            dy = dy_.AllocTensor<T>();
+            DataCopyPad(dy, gm_[2][start_], Run1(), DataCopyPadExtParams<T>());
+            dy_.EnQue(dy);
+            dy = dy_.DeQue<T>();
+        }
+        // Writes of this tile to the work area come after the reads of the previous one.
+        VectorBarrier();
+        const LocalTensor<float> g = Widen(gate, kWork - 1), u = Widen(up, kWork - 2);
+        const LocalTensor<float> s = Work(0);
+        VectorBarrier();
+        AscendC::Muls(s, g, -1.0f, n);
+        VectorBarrier();
+        AscendC::Exp(s, s, n);
+        VectorBarrier();
+        AscendC::Adds(s, s, 1.0f, n);
+        VectorBarrier();
+        if constexpr (kBackward) {
+            const LocalTensor<float> d = Widen(dy, kWork - 3);
+            const LocalTensor<float> silu = Work(1), slope = Work(2);
+            AscendC::Duplicate(slope, 1.0f, n);
+            VectorBarrier();
+            AscendC::Div(s, slope, s, n);
+            VectorBarrier();
+            AscendC::Mul(silu, g, s, n);
+            AscendC::Sub(slope, slope, s, n);
+            VectorBarrier();
+            AscendC::Mul(slope, slope, silu, n);
+            VectorBarrier();
+            AscendC::Add(slope, slope, s, n);
+            VectorBarrier();
+            AscendC::Mul(slope, slope, d, n);
+            VectorBarrier();
+            AscendC::Mul(g, slope, u, n);
+            VectorBarrier();
+            AscendC::Mul(u, d, silu, n);
+            VectorBarrier();
+            Narrow(gate, g);
+            Narrow(up, u);
+            dy_.FreeTensor(dy);
+            Store(gate_, gate, 3);
+            Store(up_, up, 4);
+        } else {
+            AscendC::Div(s, g, s, n);
+            VectorBarrier();
+            AscendC::Mul(g, s, u, n);
+            VectorBarrier();
+            Narrow(gate, g);
+            Store(gate_, gate, 3);
+        }
+        gate_.FreeTensor(gate);
+        up_.FreeTensor(up);
+    }
+};
+
+}  // namespace rope
