@@ -13,6 +13,7 @@ mod cross_entropy;
 mod error;
 mod gated_delta;
 mod gelu;
+mod gradients;
 mod linear;
 #[cfg(feature = "remote-server")]
 pub mod remote;
@@ -31,6 +32,7 @@ pub use cross_entropy::{CrossEntropy, CrossEntropyOp, CrossEntropyOps, IGNORED};
 pub use error::{AttentionError, Result};
 pub use gated_delta::{GatedDelta, GatedDeltaOp, GatedDeltaOps, KeptStates, gated_delta_step};
 pub use gelu::{GeluOps, gelu};
+pub use gradients::backward_from;
 pub use linear::{LinearOps, has_linear_kernel, linear};
 pub use rms_norm::{RmsNormOps, rms_norm};
 pub use sequences::Sequences;
@@ -40,6 +42,8 @@ pub use swiglu::{SwiGluOps, swiglu};
 /// The operations composed of ordinary tensor operations, for backends whose kernels have limits.
 pub mod composed {
     pub use crate::adamw::composed as adamw;
+    pub use crate::adapter::composed as adapter;
     pub use crate::attention::blocks as attention;
     pub use crate::rms_norm::composed as rms_norm;
+    pub use crate::swiglu::composed as swiglu;
 }

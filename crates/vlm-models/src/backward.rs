@@ -10,6 +10,7 @@
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Gradients, Tensor};
+use burn_attention::backward_from;
 
 use crate::batch::Batch;
 use crate::error::{Result, VlmError};
@@ -80,7 +81,8 @@ impl Vlm {
             .transpose()?;
         let draws = draws.as_ref();
         if how.recompute {
-            return self.backward_by_layer(batch, labels, (how.weight, draws), trace, each);
+            let model = self.for_pass();
+            return model.backward_by_layer(batch, labels, (how.weight, draws), trace, each);
         }
         let hidden = self.hidden(batch, draws, &mut [], trace)?;
         self.trace_logits(&hidden, trace);
@@ -166,7 +168,7 @@ impl Vlm {
             }
             let input = leaf(input, wanted[index]);
             let output = layer.forward(input.clone(), common, None, index, &mut Trace::off())?;
-            let mut gradients = against(output, output_gradient).backward();
+            let mut gradients = backward_from([(output, output_gradient)]);
             collect(layer, &mut gradients, each);
             gradient = input.grad_remove(&mut gradients);
         }
@@ -203,7 +205,7 @@ impl Vlm {
     ) -> (Option<Tensor<2>>, Option<Tensor<2>>) {
         let words = &self.language_model.embed_tokens.weight;
         let embeddings = self.embeddings(batch, merged.clone());
-        let mut gradients = against(embeddings, gradient).backward();
+        let mut gradients = backward_from([(embeddings, gradient)]);
         let merged = merged.and_then(|merged| merged.grad_remove(&mut gradients));
         (words.grad_remove(&mut gradients), merged)
     }
@@ -279,7 +281,7 @@ impl Vlm {
             let feature_gradient =
                 which.and_then(|which| Some((which, feature_gradients.get(which)?.clone()?)));
             let feature_term = match feature_gradient {
-                Some((which, feature_gradient)) => Some(against(
+                Some((which, feature_gradient)) => Some((
                     tower.feature(which, input.clone(), draws)?,
                     feature_gradient,
                 )),
@@ -291,28 +293,24 @@ impl Vlm {
             };
             let output_term = match gradient.take() {
                 Some(output_gradient) if index == tower.depth() => {
-                    Some(against(tower.merged(read, inputs, draws)?, output_gradient))
+                    Some((tower.merged(read, inputs, draws)?, output_gradient))
                 }
-                Some(output_gradient) => Some(against(
-                    tower.block(index, read, inputs, draws)?,
-                    output_gradient,
-                )),
+                Some(output_gradient) => {
+                    Some((tower.block(index, read, inputs, draws)?, output_gradient))
+                }
                 None => None,
             };
-            let sum = match (feature_term, output_term) {
-                (Some(feature_term), Some(output_term)) => feature_term + output_term,
-                (Some(sum), None) | (None, Some(sum)) => sum,
-                (None, None) => continue,
-            };
-            if sum.is_tracked() {
-                let mut gradients = sum.backward();
+            let terms = feature_term.into_iter().chain(output_term);
+            let tracked: Vec<_> = terms.filter(|(output, _)| output.is_tracked()).collect();
+            if !tracked.is_empty() {
+                let mut gradients = backward_from(tracked);
                 collect(tower, &mut gradients, each);
                 gradient = input.grad_remove(&mut gradients);
             }
         }
         if let Some(output_gradient) = gradient {
             let output = tower.first(inputs, &mut Trace::off())?;
-            let mut gradients = against(output, output_gradient).backward();
+            let mut gradients = backward_from([(output, output_gradient)]);
             collect(tower, &mut gradients, each);
         }
         Ok(())
@@ -335,11 +333,6 @@ fn wanted_inputs(first: bool, trained: impl Iterator<Item = bool>) -> Vec<bool> 
         Some(*wanted)
     });
     std::iter::once(first).chain(above).collect()
-}
-
-/// A scalar whose gradient for `output` is `gradient`.
-fn against<const D: usize>(output: Tensor<D>, gradient: Tensor<D>) -> Tensor<1> {
-    (output * Tensor::from_inner(gradient)).sum()
 }
 
 /// A leaf, at which the graph ends.

@@ -284,9 +284,10 @@ impl SelfAttention {
             let [_, _, channels] = x.dims();
             x.reshape([batch, seq, heads, channels / heads])
         };
-        let q = heads(self.q_proj.forward(hidden.clone(), draw)?, self.heads);
-        let k = heads(self.k_proj.forward(hidden.clone(), draw)?, self.kv_heads);
-        let v = heads(self.v_proj.forward(hidden, draw)?, self.kv_heads);
+        let layers = [&self.q_proj, &self.k_proj, &self.v_proj];
+        let [q, k, v] = Linear::forward_together(layers, hidden, draw)?;
+        let [k, v] = [k, v].map(|x| heads(x, self.kv_heads));
+        let q = heads(q, self.heads);
         let (q, gate) = if self.output_gate {
             let [.., both] = q.dims();
             let half = |start| q.clone().narrow(3, start, both / 2);

@@ -153,10 +153,13 @@ impl DeltaAttention {
             None => hidden,
         };
         let [rows, tokens, _] = hidden.dims();
-        let mixed = self.in_proj_qkv.forward(hidden.clone(), draw)?;
-        let z = self.in_proj_z.forward(hidden.clone(), draw)?;
-        let b = self.in_proj_b.forward(hidden.clone(), draw)?;
-        let a = self.in_proj_a.forward(hidden, draw)?;
+        let layers = [
+            &self.in_proj_qkv,
+            &self.in_proj_z,
+            &self.in_proj_b,
+            &self.in_proj_a,
+        ];
+        let [mixed, z, b, a] = Linear::forward_together(layers, hidden, draw)?;
         let [mut g, mut beta] = self.rates(a, b);
 
         let weight = self.conv1d.weight.val();

@@ -136,7 +136,8 @@ impl Vlm {
         each: &mut dyn FnMut(usize, i64),
     ) -> Result<Vec<Vec<i64>>> {
         options.check()?;
-        let (mut logits, mut cache) = self.prefill(batch)?;
+        let model = self.for_pass();
+        let (mut logits, mut cache) = model.prefill(batch)?;
         let mut rows = vec![Vec::new(); batch.sequences.len()];
         let mut seen = vec![HashSet::new(); rows.len()];
         if options.repetition_penalty != 1.0 {
@@ -159,7 +160,7 @@ impl Vlm {
             if step + 1 == options.count || rows.iter().all(ended) {
                 break;
             }
-            logits = self.decode(&tokens, &mut cache)?;
+            logits = model.decode(&tokens, &mut cache)?;
         }
         Ok(rows)
     }

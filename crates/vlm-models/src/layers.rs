@@ -99,8 +99,9 @@ impl FeedForward {
     pub(crate) fn forward<const D: usize>(&self, x: Tensor<D>, draw: Draw) -> Result<Tensor<D>> {
         let (gate, up) = match (&self.gate_proj, self.gate) {
             (Some(gate), _) => {
-                let gate = gate.forward(x.clone(), draw)?;
-                (Some(gate), self.up_proj.forward(x, draw)?)
+                let layers = [gate, &self.up_proj];
+                let [gate, up] = Linear::forward_together(layers, x, draw)?;
+                (Some(gate), up)
             }
             (None, Gate::Joined) => {
                 let both = self.up_proj.forward(x, draw)?;

@@ -3,7 +3,7 @@
 use burn::module::{Module, Param};
 use burn::nn::LinearConfig;
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use burn_attention::linear;
+use burn_attention::{adapted_linears, has_adapter_kernels, linear, scaled_parts};
 
 use crate::error::Result;
 use crate::random::Stream;
@@ -11,9 +11,9 @@ use crate::random::Stream;
 /// The random numbers of each row of a layer's input; `None` disables dropout.
 pub(crate) type Draw<'a> = Option<&'a [Stream]>;
 
-/// y = x W + b + s (x A) B; the last term only with an adapter.
+/// y = x W + b + s (x A^T) B; the last term only with an adapter.
 ///
-/// The two small products are separate from the large one: neither the sum W + s A B nor its
+/// The two small products are separate from the large one: neither the sum W + s A^T B nor its
 /// gradient, each as large as W, is ever computed.
 #[derive(Module, Debug)]
 pub(crate) struct Linear {
@@ -26,10 +26,13 @@ pub(crate) struct Linear {
 /// A and B of a [`Linear`], in f32 beside 16-bit weights.
 #[derive(Module, Debug)]
 pub(crate) struct Adapter {
-    /// `[inputs, rank]`
+    /// `[rank, inputs]`
     a: Param<Tensor<2>>,
     /// `[rank, outputs]`
     b: Param<Tensor<2>>,
+    /// s A and s B as the kernels take them, during a pass with the current values.
+    #[module(skip)]
+    factors: Option<[Tensor<2>; 2]>,
     #[module(skip)]
     scale: f64,
     /// The probability with which an input of A is dropped.
@@ -82,23 +85,28 @@ impl Linear {
         let drawn = stream
             .part(index)
             .symmetric(inputs * config.rank, 1.0 / (inputs as f64).sqrt());
-        let a = TensorData::new(drawn, [inputs, config.rank]).convert_dtype(dtype);
+        // The numbers are drawn input by input.
+        let of_rank = |rank: usize| drawn.iter().skip(rank).step_by(config.rank);
+        let a: Vec<_> = (0..config.rank).flat_map(of_rank).copied().collect();
+        let a = TensorData::new(a, [config.rank, inputs]).convert_dtype(dtype);
         let b = Tensor::zeros([config.rank, outputs], (&device, dtype));
         self.adapter = Some(Adapter {
             a: Param::from_tensor(Tensor::from_data(a, (&device, dtype))),
             b: Param::from_tensor(b),
+            factors: None,
             scale: config.scale,
             dropout: config.dropout,
             index,
         });
     }
 
-    /// Adds an adapter with the matrices `[inputs, rank]` and `[rank, outputs]`, the second already
+    /// Adds an adapter with the matrices `[rank, inputs]` and `[rank, outputs]`, the second already
     /// scaled.
     pub(crate) fn place(&mut self, a: Tensor<2>, b: Tensor<2>) {
         self.adapter = Some(Adapter {
             a: Param::from_tensor(a),
             b: Param::from_tensor(b),
+            factors: None,
             scale: 1.0,
             dropout: 0.0,
             index: 0,
@@ -115,23 +123,139 @@ impl Linear {
                 let delta = adapter.dropped(x, rows)?;
                 Ok((y.cast(delta.dtype()) + delta).cast(dtype))
             }
+            (Some(_), _) if has_adapter_kernels(&x.device()) && !x.dims().contains(&0) => {
+                let [y] = Self::forward_together([self], x, None)?;
+                Ok(y)
+            }
             (adapter, _) => {
                 let adapter = adapter.as_ref().map(Adapter::scaled);
                 Ok(linear(x, weight, bias, adapter)?)
             }
         }
     }
+
+    /// The outputs of layers with one input, whose adapters read it once where there are kernels
+    /// for it.
+    pub(crate) fn forward_together<const D: usize, const N: usize>(
+        layers: [&Self; N],
+        x: Tensor<D>,
+        draw: Draw,
+    ) -> Result<[Tensor<D>; N]> {
+        let adapters = layers.map(|layer| layer.adapter.as_ref());
+        let reads_x = |adapter: &Option<&Adapter>| {
+            adapter.is_some_and(|adapter| draw.is_none() || adapter.dropout == 0.0)
+        };
+        let is_together = adapters.iter().all(reads_x)
+            && has_adapter_kernels(&x.device())
+            && !x.dims().contains(&0);
+        if !is_together {
+            let outputs: Result<Vec<_>> = layers
+                .into_iter()
+                .map(|layer| layer.forward(x.clone(), draw))
+                .collect();
+            return Ok(outputs?
+                .try_into()
+                .unwrap_or_else(|_| unreachable!("N layers")));
+        }
+        let inputs = layers.map(|layer| {
+            let adapter = layer
+                .adapter
+                .as_ref()
+                .map(|adapter| adapter.for_kernels(x.dtype()));
+            let adapter = adapter.unwrap_or_else(|| unreachable!("each has an adapter"));
+            let bias = layer.bias.as_ref().map(Param::val);
+            (layer.weight.val(), bias, adapter)
+        });
+        Ok(adapted_linears(x, inputs)?)
+    }
+}
+
+/// Gives the kernels the current values of the adapters of layers: a few operations for all.
+pub(crate) fn prepare_adapters(linears: Vec<&mut Linear>) {
+    let mut adapted: Vec<(DType, &mut Adapter)> = linears
+        .into_iter()
+        .filter_map(|linear| {
+            let dtype = linear.weight.dtype();
+            Some((dtype, linear.adapter.as_mut()?))
+        })
+        .collect();
+    let Some((dtype, first)) = adapted.first() else {
+        return;
+    };
+    let (dtype, scale, wide) = (*dtype, first.scale, first.a.dtype());
+    let is_like_first = |(other, adapter): &(DType, &mut Adapter)| {
+        *other == dtype && adapter.scale == scale && adapter.factors.is_none()
+    };
+    if !has_adapter_kernels(&first.a.device()) || !adapted.iter().all(is_like_first) {
+        return;
+    }
+    let matrices = |which: fn(&Adapter) -> &Param<Tensor<2>>| {
+        adapted
+            .iter()
+            .map(move |(_, adapter)| which(adapter).val().detach())
+    };
+    let matrices: Vec<Tensor<2>> = matrices(|x| &x.a).chain(matrices(|x| &x.b)).collect();
+    let dims: Vec<[usize; 2]> = matrices.iter().map(Tensor::dims).collect();
+    let flat = matrices.into_iter().map(|matrix| {
+        let elements = matrix.dims().iter().product::<usize>();
+        matrix.reshape([elements])
+    });
+    let flat = Tensor::cat(flat.collect(), 0);
+    let elements = dims.iter().map(|[rows, columns]| rows * columns);
+    let starts: Vec<usize> = elements
+        .clone()
+        .scan(0, |end, elements| {
+            Some(std::mem::replace(end, *end + elements))
+        })
+        .collect();
+    let [count] = flat.dims();
+    let scaled = scaled_parts(flat.unsqueeze(), scale, dtype);
+    let parts = scaled.dims()[0];
+    // The parts of a matrix one after the other.
+    let scaled = if dtype == wide {
+        scaled.reshape([count])
+    } else {
+        let part = |part: usize| scaled.clone().slice([part..part + 1]).reshape([count]);
+        let parts: Vec<Tensor<1>> = (0..parts).map(part).collect();
+        let pieces = starts.iter().zip(elements).flat_map(|(start, elements)| {
+            parts
+                .iter()
+                .map(move |part| part.clone().slice(*start..start + elements))
+        });
+        Tensor::cat(pieces.collect(), 0)
+    };
+    let mut factors = starts.iter().zip(&dims).map(|(start, [rows, columns])| {
+        let elements = rows * columns;
+        let range = parts * start..parts * (start + elements);
+        scaled
+            .clone()
+            .slice(range)
+            .reshape([parts * rows, *columns])
+    });
+    let of_a: Vec<Tensor<2>> = factors.by_ref().take(adapted.len()).collect();
+    for ((_, adapter), factors) in adapted.iter_mut().zip(of_a.into_iter().zip(factors)) {
+        adapter.factors = Some(factors.into());
+    }
 }
 
 impl Adapter {
-    /// A and s B.
+    /// A^T and s B.
     fn scaled(&self) -> [Tensor<2>; 2] {
         let b = self.b.val();
         let b = if self.scale == 1.0 { b } else { b * self.scale };
-        [self.a.val(), b]
+        [self.a.val().transpose(), b]
     }
 
-    /// s (x A) B in the adapter's type, with dropout applied to x.
+    /// The matrices as kernels for activations of a type take them.
+    fn for_kernels(&self, dtype: DType) -> burn_attention::Adapter {
+        let (a, b) = (self.a.val(), self.b.val());
+        let factors = self.factors.clone().unwrap_or_else(|| {
+            [&a, &b].map(|x| scaled_parts(x.clone().detach(), self.scale, dtype))
+        });
+        burn_attention::Adapter { a, b, factors }
+    }
+
+    /// s (x A^T) B in the adapter's type, with dropout applied to x.
     fn dropped<const D: usize>(&self, x: Tensor<D>, rows: &[Stream]) -> Result<Tensor<D>> {
         let [a, b] = self.scaled();
         let (dims, kept) = (x.dims(), 1.0 / (1.0 - self.dropout));

@@ -564,12 +564,13 @@ impl ModulePath {
         self.container() == Some("Struct:Adapter")
     }
 
-    /// True if the parameter is transposed in files: the matrix of a linear layer or of its
-    /// adapter.
+    /// True if the parameter is transposed in files: the matrix of a linear layer, or the second of
+    /// its adapter.
     pub(crate) fn is_transposed(&self) -> bool {
+        let is_called = |expected| self.names.last().is_some_and(|name| name == expected);
         match self.container() {
-            Some("Struct:Linear") => self.names.last().is_some_and(|name| name == "weight"),
-            _ => self.is_adapter(),
+            Some("Struct:Linear") => is_called("weight"),
+            _ => self.is_adapter() && is_called("b"),
         }
     }
 

@@ -9,7 +9,7 @@ use regex::Regex;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Result, VlmError};
-use crate::linear::{AdapterConfig, Linear};
+use crate::linear::{AdapterConfig, Linear, prepare_adapters};
 use crate::load::ModulePath;
 use crate::model::Vlm;
 use crate::names::rename;
@@ -41,14 +41,14 @@ impl ModelPart {
     }
 }
 
-/// Low-rank adapters: y = x W + b + s (x A) B with frozen W and b.
+/// Low-rank adapters: y = x W + b + s (x A^T) B with frozen W and b.
 ///
 /// # Source
 /// Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022; with `rslora`,
 /// Kalajdzievski, A Rank Stabilization Scaling Factor for Fine-Tuning with LoRA, 2023
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LoraConfig {
-    /// Columns of A and rows of B.
+    /// Rows of A and of B.
     pub rank: usize,
     /// s = alpha / rank, or with `rslora` alpha / sqrt(rank).
     pub alpha: f64,
@@ -352,6 +352,14 @@ impl Vlm {
             });
         }
         Ok(chosen)
+    }
+
+    /// The model for one pass: its adapters in the form of the device's kernels, if it has any.
+    pub(crate) fn for_pass(&self) -> Self {
+        let mut model = self.clone();
+        let linears = model.linears().into_iter();
+        prepare_adapters(linears.map(|(_, linear)| linear).collect());
+        model
     }
 
     /// Removes the adapters. Weights trained whole beside them stay as they are.

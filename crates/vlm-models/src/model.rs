@@ -134,8 +134,9 @@ impl Vlm {
         caches: &mut [LayerCache],
         trace: &mut Trace,
     ) -> Result<Tensor<3>> {
+        let model = self.for_pass();
         let seen = match &batch.vision {
-            Some(vision) => Some(self.visual.forward(&vision.inputs, draws, trace)?),
+            Some(vision) => Some(model.visual.forward(&vision.inputs, draws, trace)?),
             None => None,
         };
         let (merged, features) = seen.map(|seen| (seen.merged, seen.deepstack)).unzip();
@@ -143,7 +144,8 @@ impl Vlm {
         trace.record(|| "inputs_embeds".into(), &embeddings);
         let deepstack = batch.deepstack(features.unwrap_or_default());
         let common = batch.common(draws);
-        self.language_model
+        model
+            .language_model
             .forward(embeddings, common, deepstack, caches, trace)
     }
 

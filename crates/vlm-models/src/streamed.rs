@@ -190,12 +190,12 @@ impl<'a> Streamed<'a> {
             for adapter in adapters {
                 if let Some(halves) = adapter.halves(&path, self.files, (self.device, self.dtype)) {
                     let [a, b] = halves?;
-                    all_a.push(a.transpose());
+                    all_a.push(a);
                     all_b.push(b.transpose() * adapter.scale());
                 }
             }
             if !all_a.is_empty() {
-                linear.place(Tensor::cat(all_a, 1), Tensor::cat(all_b, 0));
+                linear.place(Tensor::cat(all_a, 0), Tensor::cat(all_b, 0));
             }
         }
         Ok(model)

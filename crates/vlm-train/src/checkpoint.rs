@@ -90,8 +90,10 @@ impl Kind {
 /// recipe, by name. A run with a different identity cannot continue it.
 pub type Identity = BTreeMap<String, Value>;
 
-/// The format of `run.json`. Version 0 had no digest, and texts in its identity.
-const VERSION: u32 = 1;
+/// The format of a checkpoint. Version 0 had no digest, and texts in its identity; up to version 1,
+/// the first matrix of an adapter was stored transposed.
+const VERSION: u32 = 2;
+const FIRST_OF_ADAPTER: &str = ".lora_A.weight";
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -443,6 +445,12 @@ impl Trainer {
                 Some(shards) => shards.own(parameter.id).unwrap_or(0..0),
                 None => 0..elements,
             };
+            let is_transposed = run.version < 2 && parameter.name.ends_with(FIRST_OF_ADAPTER);
+            let (own, shard) = if is_transposed {
+                (0..elements, own)
+            } else {
+                (own, 0..0)
+            };
             let mut pieces = Vec::new();
             for part in [0..own.start, own.clone(), own.end..elements] {
                 for start in part.clone().step_by(PIECE) {
@@ -457,7 +465,11 @@ impl Trainer {
             if pieces.is_empty() {
                 continue;
             }
-            let tensor = Tensor::cat(pieces, 0);
+            let mut tensor = Tensor::cat(pieces, 0);
+            if let (true, [rank, inputs]) = (is_transposed, &parameter.shape[..]) {
+                let matrix = tensor.reshape([*inputs, *rank]).transpose();
+                tensor = matrix.reshape([elements]).slice(shard);
+            }
             let state = self.optimizer.states.entry(parameter.id).or_default();
             match kind {
                 Kind::Parameter => {

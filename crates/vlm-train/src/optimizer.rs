@@ -7,13 +7,14 @@
 
 use std::collections::HashMap;
 
-use burn::module::{Module, ModuleMapper, Param, ParamId};
+use burn::module::{Module, ParamId};
 use burn::tensor::{DType, Int, Tensor};
 use burn_attention::{AdamWOp, adamw};
 use vlm_models::{Parameter, Vlm};
 
+use crate::checkpoint::{Fill, Values};
 use crate::recipe::Recipe;
-use crate::sums::GradientSums;
+use crate::sums::{GradientSums, joined, parts};
 
 /// The state of all trained parameters.
 #[derive(Clone, Debug)]
@@ -53,8 +54,10 @@ impl AdamW {
         at: (f64, bool),
     ) -> (Vlm, [usize; 2]) {
         let mut update = Update::new(self, parameters, gradients, recipe, at);
-        let model = model.map(&mut update);
-        (model, update.lost())
+        let mut values = Values::default();
+        model.visit(&mut values);
+        let values = update.all(values.0, parameters);
+        (model.map(&mut Fill { values }), update.lost())
     }
 
     /// As [`step`](Self::step), for shards of the parameters, flat and in their types, with this
@@ -74,11 +77,8 @@ impl AdamW {
             }
         }
         let mut update = Update::new(self, parameters, gradients, recipe, at);
-        let mut updated = HashMap::new();
-        for (id, part) in parts {
-            let new = update.elements(id, part.clone());
-            updated.insert(id, new.unwrap_or(part));
-        }
+        let mut updated = parts.clone();
+        updated.extend(update.all(parts, parameters));
         (updated, update.lost())
     }
 }
@@ -87,6 +87,15 @@ impl AdamW {
 struct Rule {
     rate: f64,
     decay: f64,
+}
+
+/// What the parameters of one update have in common.
+#[derive(PartialEq)]
+struct Group {
+    rate: f64,
+    decay: f64,
+    steps: u64,
+    has_moments: bool,
 }
 
 struct Update<'a> {
@@ -130,6 +139,90 @@ impl<'a> Update<'a> {
         }
     }
 
+    /// The updated elements of the parameters with gradients, in their types.
+    fn all(
+        &mut self,
+        mut values: HashMap<ParamId, Tensor<1>>,
+        parameters: &[Parameter],
+    ) -> HashMap<ParamId, Tensor<1>> {
+        let mut updated = HashMap::new();
+        let mut groups: Vec<(Group, Vec<ParamId>)> = Vec::new();
+        for id in parameters.iter().map(|parameter| parameter.id) {
+            let Some(value) = values.remove(&id) else {
+                continue;
+            };
+            match self.group(id, &value) {
+                Some(group) => {
+                    values.insert(id, value);
+                    match groups.iter_mut().find(|(other, _)| *other == group) {
+                        Some((_, ids)) => ids.push(id),
+                        None => groups.push((group, vec![id])),
+                    }
+                }
+                None => updated.extend(self.elements(id, value).map(|new| (id, new))),
+            }
+        }
+        for (_, ids) in groups {
+            let values = ids.iter().filter_map(|id| values.remove(id)).collect();
+            updated.extend(self.together(&ids, values));
+        }
+        updated
+    }
+
+    /// The parameters that are updated together with one, if any.
+    fn group(&self, id: ParamId, value: &Tensor<1>) -> Option<Group> {
+        let (rule, state) = (self.rules.get(&id)?, self.adam.states.get(&id)?);
+        let is_joined = self.gradients.is_joined(id) && !is_narrow(value.dtype());
+        is_joined.then_some(Group {
+            rate: rule.rate,
+            decay: rule.decay,
+            steps: state.steps,
+            has_moments: state.moments.is_some(),
+        })
+    }
+
+    /// The updated elements of the parameters of a group.
+    fn together(&mut self, ids: &[ParamId], values: Vec<Tensor<1>>) -> Vec<(ParamId, Tensor<1>)> {
+        let Some(rule) = ids.first().and_then(|id| self.rules.get(id)) else {
+            return Vec::new();
+        };
+        let lengths: Vec<usize> = values.iter().map(|value| value.dims()[0]).collect();
+        let gradients = ids
+            .iter()
+            .filter_map(|id| self.gradients.take(*id))
+            .collect();
+        let mut all = State::default();
+        let mut moments = [Vec::new(), Vec::new()];
+        for id in ids {
+            let Some(state) = self.adam.states.get_mut(id) else {
+                continue;
+            };
+            state.steps += 1;
+            all.steps = state.steps;
+            for (of_all, own) in moments
+                .iter_mut()
+                .zip(state.moments.take().into_iter().flatten())
+            {
+                of_all.push(own);
+            }
+        }
+        if moments.iter().all(|moments| moments.len() == ids.len()) {
+            all.moments = Some(moments.map(joined));
+        }
+        let dtype = values[0].dtype();
+        let tensors = [joined(values), joined(gradients)];
+        let [value, _] = all.update(tensors, rule, self.recipe, dtype);
+        if let Some(moments) = all.moments {
+            let [first, second] = moments.map(|moments| parts(&moments, &lengths));
+            for (id, moments) in ids.iter().zip(first.into_iter().zip(second)) {
+                if let Some(state) = self.adam.states.get_mut(id) {
+                    state.moments = Some(moments.into());
+                }
+            }
+        }
+        ids.iter().copied().zip(parts(&value, &lengths)).collect()
+    }
+
     /// The updated elements of a parameter, in its type; none without a gradient.
     fn elements(&mut self, id: ParamId, before: Tensor<1>) -> Option<Tensor<1>> {
         let (dtype, [elements]) = (before.dtype(), before.dims());
@@ -164,26 +257,6 @@ impl<'a> Update<'a> {
         // A failed device reports it at its next use.
         lost.map_or([0, 0], |lost| {
             [lost.iter::<f64>().sum::<f64>() as usize, self.watched]
-        })
-    }
-}
-
-impl ModuleMapper for Update<'_> {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let id = param.id;
-        if !self.gradients.has(id) {
-            return param;
-        }
-        param.map(|tensor| {
-            let dims = tensor.dims();
-            let flat = tensor
-                .clone()
-                .inner()
-                .reshape([dims.iter().product::<usize>()]);
-            match self.elements(id, flat) {
-                Some(new) => Tensor::from_inner(new.reshape(dims)).require_grad(),
-                None => tensor,
-            }
         })
     }
 }

@@ -9,8 +9,35 @@ use burn::tensor::{DType, Tensor};
 #[derive(Clone, Debug, Default)]
 pub(crate) struct GradientSums {
     sums: HashMap<ParamId, Tensor<1>>,
+    /// Those that are computed together, in this order.
+    order: Vec<ParamId>,
     /// Parameters whose gradients are on other ranks.
     elsewhere: HashSet<ParamId>,
+}
+
+/// Elements up to which a tensor is computed together with others, where each operation costs a
+/// launch: the time of a longer one is that of its memory.
+pub(crate) const SMALL: usize = 1 << 20;
+
+/// One tensor of several.
+pub(crate) fn joined(mut tensors: Vec<Tensor<1>>) -> Tensor<1> {
+    match tensors.len() {
+        1 => tensors.remove(0),
+        _ => Tensor::cat(tensors, 0),
+    }
+}
+
+/// The parts of [`joined`] tensors, of these lengths.
+pub(crate) fn parts(joined: &Tensor<1>, lengths: &[usize]) -> Vec<Tensor<1>> {
+    if lengths.len() == 1 {
+        return vec![joined.clone()];
+    }
+    let part = |start: &mut usize, length: &usize| {
+        let range = *start..*start + length;
+        *start = range.end;
+        Some(joined.clone().slice(range))
+    };
+    lengths.iter().scan(0, part).collect()
 }
 
 /// Elements whose squares are summed together; in a longer f32 sum, the last terms would be lost.
@@ -48,6 +75,11 @@ impl GradientSums {
         self.sums.contains_key(&id)
     }
 
+    /// True if a gradient is computed together with others.
+    pub(crate) fn is_joined(&self, id: ParamId) -> bool {
+        self.order.contains(&id) && self.has(id)
+    }
+
     pub(crate) fn take(&mut self, id: ParamId) -> Option<Tensor<1>> {
         self.sums.remove(&id)
     }
@@ -65,9 +97,13 @@ impl GradientSums {
     /// # Errors
     /// The device's message.
     pub(crate) fn squares(&self, ids: impl Iterator<Item = ParamId>) -> Result<f64, String> {
-        let squares: Vec<Tensor<1>> = ids
-            .filter_map(|id| self.sums.get(&id))
-            .map(|sum| square(sum.clone()).cast(DType::F32))
+        let small = self.small().map(|(sums, _)| sums);
+        let large = ids.filter(|id| !self.order.contains(id));
+        let large = large.filter_map(|id| self.get(id));
+        let squares: Vec<Tensor<1>> = small
+            .into_iter()
+            .chain(large)
+            .map(|sum| square(sum).cast(DType::F32))
             .collect();
         if squares.is_empty() {
             return Ok(0.0);
@@ -79,12 +115,44 @@ impl GradientSums {
 
     /// Multiplies all gradients.
     pub(crate) fn scale(&mut self, factor: f64) {
-        let sums = std::mem::take(&mut self.sums).into_iter();
-        self.sums = sums.map(|(id, sum)| (id, sum * factor)).collect();
+        self.together(|sum| sum * factor);
+        let of_large = self
+            .sums
+            .iter_mut()
+            .filter(|(id, _)| !self.order.contains(id));
+        for (_, sum) in of_large {
+            *sum = sum.clone() * factor;
+        }
+    }
+
+    /// Computes the small gradients in this order together from now on, where each operation costs
+    /// a launch.
+    pub(crate) fn join(&mut self, ids: impl Iterator<Item = ParamId>) {
+        let is_small = |id: &ParamId| self.sums.get(id).is_some_and(|x| x.dims()[0] <= SMALL);
+        self.order = ids.filter(is_small).collect();
+        self.together(|sum| sum);
+    }
+
+    /// Replaces the joined gradients by parts of what a function makes of them.
+    fn together(&mut self, change: impl FnOnce(Tensor<1>) -> Tensor<1>) {
+        let Some((sums, lengths)) = self.small() else {
+            return;
+        };
+        // No handle of the parts is left: the result may take their memory.
+        self.order.iter().for_each(|id| _ = self.sums.remove(id));
+        let sums = parts(&change(sums), &lengths);
+        self.sums.extend(self.order.iter().copied().zip(sums));
+    }
+
+    /// The joined gradients, and their lengths.
+    fn small(&self) -> Option<(Tensor<1>, Vec<usize>)> {
+        let sums: Vec<_> = self.order.iter().filter_map(|id| self.get(*id)).collect();
+        let lengths = sums.iter().map(|sum| sum.dims()[0]).collect();
+        (!sums.is_empty()).then(|| (joined(sums), lengths))
     }
 }
 
-/// The sum of the squares of a tensor, `[1]`.
+/// The sums of the squares of each chunk of a tensor. Their number is small enough for the host.
 fn square(x: Tensor<1>) -> Tensor<1> {
     let [elements] = x.dims();
     let whole = elements - elements % CHUNK;
@@ -93,9 +161,9 @@ fn square(x: Tensor<1>) -> Tensor<1> {
         return at_once(x);
     }
     let rows = x.clone().slice(0..whole).reshape([whole / CHUNK, CHUNK]);
-    let sum = (rows.clone() * rows).sum_dim(1).sum();
+    let sums = (rows.clone() * rows).sum_dim(1).reshape([whole / CHUNK]);
     if whole == elements {
-        return sum;
+        return sums;
     }
-    sum + at_once(x.slice(whole..elements))
+    Tensor::cat(vec![sums, at_once(x.slice(whole..elements))], 0)
 }

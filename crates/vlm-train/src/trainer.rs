@@ -294,11 +294,14 @@ impl Trainer {
             gradients.scale(1.0 / scale);
         }
         if let Some(peers) = &self.peers {
-            let summed = peers.sum(loss, gradients, &self.parameters, &device.inner());
+            let summed = peers.sum(loss, gradients, &self.parameters, &device.clone().inner());
             (loss, gradients) = summed.map_err(|failure| failure.step_error(step))?;
         }
-        let ids = self.parameters.iter().map(|parameter| parameter.id);
-        let squares = gradients.squares(ids);
+        let ids = || self.parameters.iter().map(|parameter| parameter.id);
+        if burn_attention::has_adapter_kernels(&device) && self.shards().is_none() {
+            gradients.join(ids());
+        }
+        let squares = gradients.squares(ids());
         let mut squares = squares.map_err(|reason| VlmTrainError::Device { step, reason })?;
         if let Some((_, peers)) = self.shards() {
             squares = peers.add_squares(squares)?;

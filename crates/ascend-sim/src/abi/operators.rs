@@ -19,7 +19,7 @@ use crate::aclnn::attention::{Forward, Gradient, Inputs, Options};
 use crate::aclnn::call::{Access, required};
 use crate::aclnn::executor::execute;
 use crate::aclnn::index::Meets;
-use crate::aclnn::matrix::{Product, product};
+use crate::aclnn::matrix::{Addend, Product, product};
 use crate::aclnn::normalize::{LayerNorm, RmsNormSaved};
 use crate::aclnn::optimizer::AdamW;
 use crate::aclnn::pointwise::{Backward, Binary, Test, Unary, backward, binary, test, unary};
@@ -414,9 +414,13 @@ operators! {
 
     // Matrix products.
     aclnnMm(self_: T, mat2: T, out: Out, cubeMathType: i8)
-        |call| product(call, Product::Matrix, self_, mat2, out, cubeMathType);
+        |call| product(call, Product::Matrix, [self_, mat2, out], None, cubeMathType);
+    aclnnAddmm(self_: T, mat1: T, mat2: T, beta: S, alpha: S, out: Out, cubeMathType: i8) |call| {
+        let addend = Addend { tensor: self_, beta, alpha };
+        product(call, Product::Matrix, [mat1, mat2, out], Some(addend), cubeMathType)
+    };
     aclnnBatchMatMul(self_: T, mat2: T, out: Out, cubeMathType: i8)
-        |call| product(call, Product::Batch, self_, mat2, out, cubeMathType);
+        |call| product(call, Product::Batch, [self_, mat2, out], None, cubeMathType);
 
     // Data movement.
     aclnnCat(tensors: Tensors, dim: i64, out: Out)

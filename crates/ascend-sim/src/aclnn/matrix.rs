@@ -3,6 +3,7 @@
 use half::f16;
 
 use super::call::{Call, Kernel, Operand, kernel};
+use super::descriptor::Scalar;
 use super::dtype::{DataType, FLT, promote};
 use super::refuse;
 use crate::codes::Outcome;
@@ -31,7 +32,14 @@ fn multiply_add(a: &[f32], b: &[f32], out: &mut [f32], [rows, depth, columns]: [
     }
 }
 
-/// The one of the two operators that checks.
+/// beta·self beside alpha·(mat1 @ mat2).
+pub(crate) struct Addend {
+    pub(crate) tensor: Operand,
+    pub(crate) beta: Scalar,
+    pub(crate) alpha: Scalar,
+}
+
+/// The one of the operators that checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Product {
     /// Two axes.
@@ -69,9 +77,8 @@ fn sizes(x: &Operand) -> [usize; 3] {
 pub(crate) fn product(
     call: &mut Call,
     kind: Product,
-    a: Operand,
-    b: Operand,
-    out: Operand,
+    [a, b, out]: [Operand; 3],
+    addend: Option<Addend>,
     cube_math_type: i8,
 ) -> Outcome<Kernel> {
     a.expect_type(FLT)?;
@@ -101,6 +108,21 @@ pub(crate) fn product(
     } else {
         out.expect_type(FLT)?;
     }
+    if let Some(Addend { tensor, .. }) = &addend {
+        tensor.expect_dtype(dtype)?;
+        tensor.expect_rank(1..=2)?;
+        let [first, last] = match tensor.dims[..] {
+            [last] => [1, last],
+            [first, last] => [first, last],
+            _ => [0, 0],
+        };
+        if ![1, rows].contains(&first) || ![1, columns].contains(&last) {
+            return refuse(format!(
+                "self of {:?} does not broadcast to [{rows}, {columns}]",
+                tensor.dims
+            ));
+        }
+    }
     out.expect_contiguous()?;
     call.takes_transposed();
     call.distinct();
@@ -125,6 +147,23 @@ pub(crate) fn product(
                 &y[b_batch * size_b..][..size_b],
             );
             multiply_add(x, y, out, [rows, depth, columns]);
+        }
+        if let Some(Addend {
+            tensor,
+            beta,
+            alpha,
+        }) = &addend
+        {
+            let term: Vec<f32> = data.read(tensor)?;
+            let (beta, alpha) = (beta.real() as f32, alpha.real() as f32);
+            let wide = if tensor.dims.last() == Some(&1) { 0 } else { 1 };
+            let long = tensor.rank() == 2 && tensor.dims[0] != 1;
+            let pitch = tensor.dims.last().copied().unwrap_or(1);
+            for (index, value) in values.iter_mut().enumerate() {
+                let (row, column) = (index / columns, index % columns);
+                let at = if long { row * pitch } else { 0 } + column * wide;
+                *value = alpha * *value + beta * term[at];
+            }
         }
         data.write(&out, &values)
     })

@@ -2,15 +2,18 @@
 //! operations beyond its limits.
 
 mod adamw;
+mod adapter;
 mod attention;
 mod norm_rotary;
 mod rms_norm;
 mod rotary;
+mod swiglu;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use burn::backend::{DType, ExecutionError, Shape, TensorMetadata};
 use rope_ascend::AscendError;
+use rope_ascend::rope::{KernelType, LayerKernels};
 
 use crate::context::Context;
 use crate::error::execution;
@@ -36,6 +39,29 @@ impl Refusal {
             AscendError::Call { .. } | AscendError::SymbolUnavailable { .. } => Self::Limit,
             error => Self::Failed(execution(&error)),
         }
+    }
+}
+
+/// The kernels of layers on a device.
+#[derive(Debug, Default)]
+struct Kernels(OnceLock<Arc<LayerKernels>>);
+
+fn layer_kernels(context: &Context) -> Result<Arc<LayerKernels>, Refusal> {
+    let cache = context.cache::<Kernels>();
+    if let Some(kernels) = cache.0.get() {
+        return Ok(kernels.clone());
+    }
+    let kernels = LayerKernels::new(context.stream(), context.npu().kernels()?);
+    Ok(cache.0.get_or_init(|| Arc::new(kernels)).clone())
+}
+
+/// The kernels' name of an element type.
+fn kernel_type(dtype: DType) -> Result<KernelType, Refusal> {
+    match dtype {
+        DType::F32 => Ok(KernelType::F32),
+        DType::F16 => Ok(KernelType::F16),
+        DType::BF16 => Ok(KernelType::Bf16),
+        _ => Err(Refusal::Limit),
     }
 }
 

@@ -16,7 +16,7 @@ use rope_ascend::safe::DeviceMemory;
 use rope_burn::{HeadsTensor, PreparedTensor, RotaryOp, RotaryOps, composed};
 use rope_core::{Direction, Geometry, HeadsLayout, Layout};
 
-use super::{Outcome, Outputs, Refusal};
+use super::{Outcome, Outputs, Refusal, kernel_type};
 use crate::Ascend;
 use crate::context::Context;
 use crate::tensor::AscendTensor;
@@ -39,15 +39,6 @@ fn rotator(context: &Context, geometry: Geometry) -> Result<Arc<Rotator>, Refusa
 /// The error of an inconsistent call; checked here since the kernels take untyped memory.
 pub(super) fn wrong(error: rope_burn::RotaryError) -> Refusal {
     Refusal::Failed(ExecutionError::with_context(error.to_string()))
-}
-
-fn kernel_type(dtype: DType) -> Result<KernelType, Refusal> {
-    match dtype {
-        DType::F32 => Ok(KernelType::F32),
-        DType::F16 => Ok(KernelType::F16),
-        DType::BF16 => Ok(KernelType::Bf16),
-        _ => Err(Refusal::Limit),
-    }
 }
 
 impl RotaryOps for Ascend {

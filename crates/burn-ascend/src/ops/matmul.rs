@@ -1,6 +1,7 @@
 //! Products of matrices.
 
 use burn::backend::{Shape, TensorMetadata};
+use rope_ascend::aclnn::Number;
 use rope_ascend::sys::CubeMath;
 
 use super::elementwise::broadcast;
@@ -43,6 +44,38 @@ pub(crate) fn matmul(x: AscendTensor, y: AscendTensor) -> AscendTensor {
     let product = compute([&x, &y], out, |ops, [x, y], out| {
         ops.batch_mm(x, y, out, CubeMath::KEEP_DTYPE)
     });
+    views::reshape(product, &shape)
+}
+
+/// x · weight + bias over the last axis, the bias added before the result is rounded.
+pub(crate) fn linear(
+    x: AscendTensor,
+    weight: AscendTensor,
+    bias: Option<AscendTensor>,
+) -> AscendTensor {
+    let [inputs, outputs] = [0, 1].map(|axis| weight.dims()[axis]);
+    let mut dims = x.dims().to_vec();
+    let rows = dims[..dims.len() - 1].iter().product();
+    if let Some(last) = dims.last_mut() {
+        *last = outputs;
+    }
+    let shape = Shape::from(dims);
+    let x = views::reshape(x, &Shape::from([rows, inputs]));
+    let product = match bias {
+        // Without inputs the operator would not read the bias.
+        Some(bias) if inputs > 0 || bias.failure().is_some() => {
+            let out = Out::New(Shape::from([rows, outputs]), x.dtype());
+            compute([&bias, &x, &weight], out, |ops, [bias, x, weight], out| {
+                let one = Number::Float(1.0);
+                ops.add_mm(bias, x, weight, one, one, out, CubeMath::KEEP_DTYPE)
+            })
+        }
+        Some(bias) => {
+            let shape = Shape::from([rows, outputs]);
+            views::expand(&bias, &shape).contiguous()
+        }
+        None => matmul(x, weight),
+    };
     views::reshape(product, &shape)
 }
 

@@ -7,7 +7,7 @@ use burn::backend::ops::{
     DeformConvOptions, InterpolateOptions, MaxPool2dBackward, MaxPool2dWithIndices, ModuleOps,
 };
 
-use super::{conv, index, norm, operations};
+use super::{conv, index, matmul, norm, operations};
 use crate::Ascend;
 use crate::tensor::AscendTensor as T;
 
@@ -20,6 +20,8 @@ operations! {
             FLOAT_INDEX [embedding_backward] {
                 index::embedding_backward(&weights, output_grad, indices)
             }
+        fn linear(x: T, weight: T, bias: Option<T>) -> T;
+            FLOAT [mm, add_mm] { matmul::linear(x, weight, bias) }
         fn conv2d(x: T, weight: T, bias: Option<T>, options: ConvOptions<2>) -> T;
             FLOAT [copy, mm, batch_mm, add] { conv::forward(x, weight, bias, &options) }
         fn conv2d_x_backward(x: T, weight: T, output_grad: T, options: ConvOptions<2>) -> T;

@@ -232,6 +232,9 @@ pub(crate) fn cat(tensors: Vec<AscendTensor>, axis: usize) -> AscendTensor {
         .iter()
         .filter(|x| !x.is_empty() || x.failure().is_some())
         .collect();
+    if let Some(whole) = neighbours(&inputs, axis, &dims) {
+        return whole.reinterpret(dtype);
+    }
     let out = Out::New(Shape::from(dims), moved(dtype));
     match inputs.as_slice() {
         // All are empty, and so is the result.
@@ -242,6 +245,25 @@ pub(crate) fn cat(tensors: Vec<AscendTensor>, axis: usize) -> AscendTensor {
         }),
     }
     .reinterpret(dtype)
+}
+
+/// The tensors as one view, if they lie in one memory each after the one before.
+fn neighbours(tensors: &[&AscendTensor], axis: usize, dims: &[usize]) -> Option<AscendTensor> {
+    let (first, rest) = tensors.split_first()?;
+    let block = first.buffer().ok()?;
+    let stride = first.strides()[axis];
+    let mut end = first.offset() + first.dims()[axis] * stride;
+    for next in rest {
+        let follows = next.offset() == end && next.strides() == first.strides();
+        if !follows || next.buffer().ok()?.pointer() != block.pointer() {
+            return None;
+        }
+        end += next.dims()[axis] * stride;
+    }
+    (!rest.is_empty()).then(|| {
+        let dims = burn::backend::Shape::from(dims.to_vec());
+        first.view(dims, first.strides().to_vec(), first.offset())
+    })
 }
 
 /// The tensor several times along an axis.

@@ -1,6 +1,7 @@
 //! A linear layer with a low-rank adapter, by products with narrow factors.
 
 mod backward;
+pub mod composed;
 mod op;
 #[cfg(feature = "remote")]
 pub(crate) mod wire;

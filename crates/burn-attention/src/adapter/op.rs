@@ -1,9 +1,8 @@
 //! The operations as backends implement them.
 
-use burn::backend::{Backend, TensorMetadata, backend_extension, tensor::FloatTensor};
-use burn::tensor::Shape;
-use burn_fused::primitive::{cast, widen};
+use burn::backend::{Backend, backend_extension, tensor::FloatTensor};
 
+use super::composed;
 use crate::attention::Bias;
 
 /// The products of a linear layer with a low-rank adapter, as a backend implements them.
@@ -26,8 +25,7 @@ use crate::attention::Bias;
 pub trait AdapterOps: Backend {
     /// Computes h = factor x^T. The autodiff backend does not track it.
     fn adapter_inner(factor: FloatTensor<Self>, x: FloatTensor<Self>) -> FloatTensor<Self> {
-        let [factor, x] = [factor, x].map(widen::<Self>);
-        Self::float_matmul(factor, Self::float_transpose(x))
+        composed::inner::<Self>(factor, x)
     }
 
     /// Computes y + h^T b with h summed over its parts, rounded once, and that sum in the type of
@@ -37,20 +35,13 @@ pub trait AdapterOps: Backend {
         h: FloatTensor<Self>,
         b: FloatTensor<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let dtype = y.dtype().into();
-        let ([parts_rank, rows], [rank, _]) = (h.shape().dims(), b.shape().dims());
-        let h = Self::float_reshape(h, Shape::new([parts_rank / rank, rank, rows]));
-        let h = Self::float_reshape(Self::float_sum_dim(h, 0), Shape::new([rank, rows]));
-        let term = Self::float_matmul(Self::float_transpose(h.clone()), b);
-        let y = Self::float_add(widen::<Self>(y), term);
-        (cast::<Self>(y, dtype), cast::<Self>(h, dtype))
+        composed::add::<Self>(y, h, b)
     }
 
     /// Computes h x: the gradient of b from h and the output's gradient, or of a. `h`:
     /// `[rank, rows]`, in the type of `x`; the result is in that of b.
     fn adapter_gradient(h: FloatTensor<Self>, x: FloatTensor<Self>) -> FloatTensor<Self> {
-        let [h, x] = [h, x].map(widen::<Self>);
-        Self::float_matmul(h, x)
+        composed::gradient::<Self>(h, x)
     }
 
     /// Computes x weight + bias + h^T b. `factor` is that of the gradient of h, as h = factor' x^T

@@ -1,6 +1,7 @@
 //! The gate of a feed-forward network as one operation.
 
 mod backward;
+pub mod composed;
 #[cfg(feature = "flex")]
 mod flex;
 mod op;
@@ -50,7 +51,7 @@ pub fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>) -> Result<Tensor<D
     let out = if backends::reaches(&gate.device()) {
         Dispatch::swiglu_forward(gate, up)
     } else {
-        op::forward::<Dispatch>(gate, up)
+        composed::forward::<Dispatch>(gate, up)
     };
     Ok(Tensor::from_dispatch(out))
 }

@@ -304,6 +304,11 @@ macro_rules! for_each_operator {
 
             /// Matrix product. Limits: two axes; `out` dense; bf16 with f16 or f32 is refused.
             nn fn mm = Mm(x: In, other: In, out: Out, cube_math: CubeMath);
+            /// alpha·x @ other + beta·addend; with numbers 1 and a row as the addend one kernel.
+            /// Limits: two axes; `out` dense; one type.
+            nn fn add_mm = Addmm(
+                addend: In, x: In, other: In, beta: Num, alpha: Num, out: Out, cube_math: CubeMath
+            );
             /// Batched matrix product. Limits: three axes, a batch of 1 is broadcast; `out` dense;
             /// bf16 with f16 or f32 is refused.
             nn fn batch_mm = BatchMatMul(x: In, other: In, out: Out, cube_math: CubeMath);

@@ -1,0 +1,41 @@
+//! The products composed of ordinary operations.
+
+use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
+use burn::tensor::Shape;
+use burn_fused::primitive::{cast, widen};
+
+/// Computes the same as [`AdapterOps::adapter_inner`](crate::AdapterOps::adapter_inner).
+///
+/// # Panics
+/// If a tensor has an unsupported element type.
+pub fn inner<B: Backend>(factor: FloatTensor<B>, x: FloatTensor<B>) -> FloatTensor<B> {
+    let [factor, x] = [factor, x].map(widen::<B>);
+    B::float_matmul(factor, B::float_transpose(x))
+}
+
+/// Computes the same as [`AdapterOps::adapter_add`](crate::AdapterOps::adapter_add).
+///
+/// # Panics
+/// As [`inner`].
+pub fn add<B: Backend>(
+    y: FloatTensor<B>,
+    h: FloatTensor<B>,
+    b: FloatTensor<B>,
+) -> (FloatTensor<B>, FloatTensor<B>) {
+    let dtype = y.dtype().into();
+    let ([parts_rank, rows], [rank, _]) = (h.shape().dims(), b.shape().dims());
+    let h = B::float_reshape(h, Shape::new([parts_rank / rank, rank, rows]));
+    let h = B::float_reshape(B::float_sum_dim(h, 0), Shape::new([rank, rows]));
+    let term = B::float_matmul(B::float_transpose(h.clone()), b);
+    let y = B::float_add(widen::<B>(y), term);
+    (cast::<B>(y, dtype), cast::<B>(h, dtype))
+}
+
+/// Computes the same as [`AdapterOps::adapter_gradient`](crate::AdapterOps::adapter_gradient).
+///
+/// # Panics
+/// As [`inner`].
+pub fn gradient<B: Backend>(h: FloatTensor<B>, x: FloatTensor<B>) -> FloatTensor<B> {
+    let [h, x] = [h, x].map(widen::<B>);
+    B::float_matmul(h, x)
+}
