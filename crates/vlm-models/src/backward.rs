@@ -16,6 +16,7 @@ use crate::batch::Batch;
 use crate::error::{Result, VlmError};
 use crate::model::{Vlm, logits_by_blocks};
 use crate::random::Draws;
+use crate::tensors::trains;
 use crate::trace::Trace;
 use crate::vision::{VisionInputs, onward};
 
@@ -75,10 +76,7 @@ impl Vlm {
         trace: &mut Trace,
         each: &mut dyn FnMut(ParamId, Tensor<1>),
     ) -> Result<f64> {
-        let draws = how
-            .seeds
-            .map(|seeds| Draws::new(seeds, batch))
-            .transpose()?;
+        let draws = how.seeds.map(|seeds| batch.draws(seeds)).transpose()?;
         let draws = draws.as_ref();
         if how.recompute {
             let model = self.for_pass();
@@ -374,17 +372,4 @@ impl ModuleVisitor for Collect<'_> {
             (self.each)(param.id, flat(gradient));
         }
     }
-}
-
-/// True if a module has a parameter that is trained.
-pub(crate) fn trains(module: &impl Module) -> bool {
-    struct Any(bool);
-    impl ModuleVisitor for Any {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            self.0 |= param.val().is_require_grad();
-        }
-    }
-    let mut any = Any(false);
-    module.visit(&mut any);
-    any.0
 }

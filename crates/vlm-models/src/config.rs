@@ -16,8 +16,9 @@ use crate::error::{Result, VlmError};
 use crate::file;
 use crate::layers::Activation;
 use crate::names::{self, Names};
-use crate::sizes::{MAX_LAYERS, misfit};
 
+/// The limit on layers of a decoder and blocks of a tower.
+pub(crate) const MAX_LAYERS: usize = 65_536;
 /// The epsilon of a tower's norms, if its configuration does not state it.
 const VISION_NORM_EPS: f64 = 1e-6;
 
@@ -679,11 +680,13 @@ impl RawVision {
             };
         let side = window / self.spatial_merge_size.max(1) / self.patch_size.max(1);
         if side == 0 {
-            return Err(misfit(
-                ("window_size", window),
-                ("patch_size", self.patch_size),
-                "a window holds at least one merged token",
-            ));
+            return Err(VlmError::Sizes {
+                left: "window_size",
+                left_value: window,
+                right: "patch_size",
+                right_value: self.patch_size,
+                rule: "a window holds at least one merged token",
+            });
         }
         Ok(Some(VisionWindows {
             side,

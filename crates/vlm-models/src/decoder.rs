@@ -3,15 +3,18 @@
 use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig};
 use burn::tensor::activation::sigmoid;
-use burn::tensor::{Device, IndexingUpdateOp, Int, Tensor};
+use burn::tensor::{Device, Tensor};
 use rope_burn::{Implementation, Rotary, RotaryAngles, RotaryConfig};
 use rope_core::{HeadNorm, Layout, Positions};
 
 use crate::config::{DeltaConfig, TextConfig};
 use crate::delta::DeltaAttention;
 use crate::error::Result;
-use crate::layers::{Activation, Common, FeedForward, FeedForwardConfig, Gate, RmsNorm, attend};
+use crate::layers::{
+    Activation, FeedForward, FeedForwardConfig, Gate, LayerCache, RmsNorm, attend,
+};
 use crate::linear::Linear;
+use crate::step::{Common, Deepstack};
 use crate::trace::Trace;
 
 /// Layers of causal attention and feed-forward networks, from embeddings to hidden states.
@@ -25,19 +28,6 @@ pub(crate) struct Decoder {
     #[module(skip)]
     pub(crate) taps: Option<usize>,
 }
-
-/// Features that are added to the first layers' outputs at the vision tokens.
-pub(crate) struct Deepstack<'a> {
-    /// Indices of the vision tokens among the flat `[batch * seq]` tokens.
-    pub(crate) placeholders: &'a Tensor<1, Int>,
-    /// One per layer, `[placeholders, hidden_size]`.
-    pub(crate) features: Vec<Tensor<2>>,
-}
-
-/// The rotated k and v of the tokens so far, `[batch, kv_heads, tokens, head_dim]`. For a layer
-/// with a state: the last inputs of its convolution, `[batch, 1, taps - 1, channels]`, and the
-/// state, `[batch, heads, key_dim, value_dim]`.
-pub(crate) type LayerCache = Option<(Tensor<4>, Tensor<4>)>;
 
 impl TextConfig {
     pub(crate) fn init(&self, implementation: Implementation, device: &Device) -> Result<Decoder> {
@@ -104,21 +94,6 @@ impl Decoder {
     /// The norm after the last layer.
     pub(crate) fn last(&self, hidden: Tensor<3>) -> Result<Tensor<3>> {
         self.norm.forward(hidden)
-    }
-}
-
-impl Deepstack<'_> {
-    /// Adds the feature of a layer to its output, if it has one.
-    pub(crate) fn add(&self, index: usize, hidden: Tensor<3>) -> Tensor<3> {
-        let Some(feature) = self.features.get(index) else {
-            return hidden;
-        };
-        let [batch, seq, channels] = hidden.dims();
-        let (tokens, feature) = (self.placeholders.clone(), feature.clone());
-        hidden
-            .reshape([batch * seq, channels])
-            .select_assign(0, tokens, feature, IndexingUpdateOp::Add)
-            .reshape([batch, seq, channels])
     }
 }
 

@@ -6,12 +6,11 @@ use burn::tensor::activation::{sigmoid, silu, softplus};
 use burn::tensor::{DType, Device, Distribution, Int, Tensor, TensorData};
 use burn_attention::{GatedDelta, Sequences, gated_delta_step, short_convolution, swiglu};
 
-use crate::batch::indices;
 use crate::config::DeltaConfig;
-use crate::decoder::LayerCache;
 use crate::error::Result;
-use crate::layers::{OF_CONVOLUTION, RmsNorm};
+use crate::layers::{LayerCache, OF_CONVOLUTION, RmsNorm};
 use crate::linear::{Draw, Linear};
+use crate::tensors::indices;
 
 /// The sequence structure of a step's tokens, for layers with a state.
 #[derive(Clone, Debug)]

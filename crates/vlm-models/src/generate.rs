@@ -9,13 +9,14 @@ use burn_attention::{Attention, AttentionMask, MaskRules};
 use rope_core::Positions;
 use serde_json::Value;
 
-use crate::batch::{Batch, indices, ints};
-use crate::decoder::LayerCache;
+use crate::batch::Batch;
 use crate::error::{Result, VlmError};
 use crate::file;
-use crate::layers::Common;
+use crate::layers::LayerCache;
 use crate::model::Vlm;
 use crate::random::Stream;
+use crate::step::Common;
+use crate::tensors::{indices, ints};
 use crate::trace::Trace;
 
 /// Keys and values of the tokens so far, and the position ids of the next tokens.

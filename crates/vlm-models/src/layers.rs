@@ -5,10 +5,8 @@ use burn::nn::{Initializer, LayerNorm, LayerNormConfig};
 use burn::tensor::activation::{gelu_approximate, sigmoid, silu};
 use burn::tensor::{DType, Device, Tensor};
 use burn_attention::{Attention, gelu, swiglu};
-use rope_burn::RotaryAngles;
 use serde::{Deserialize, Serialize};
 
-use crate::delta::Recurrence;
 use crate::error::Result;
 use crate::linear::{Draw, Linear};
 
@@ -200,16 +198,10 @@ impl RmsNorm {
     }
 }
 
-/// The inputs that all layers of a pass share.
-#[derive(Clone, Copy)]
-pub(crate) struct Common<'a> {
-    pub(crate) angles: &'a RotaryAngles,
-    pub(crate) attention: &'a Attention,
-    /// The sequence structure of the step's tokens, for layers with a state; `None` when a cache
-    /// advances by one token.
-    pub(crate) recurrence: Option<&'a Recurrence>,
-    pub(crate) draw: Draw<'a>,
-}
+/// The rotated k and v of the tokens so far, `[batch, kv_heads, tokens, head_dim]`. For a layer
+/// with a state: the last inputs of its convolution, `[batch, 1, taps - 1, channels]`, and the
+/// state, `[batch, heads, key_dim, value_dim]`.
+pub(crate) type LayerCache = Option<(Tensor<4>, Tensor<4>)>;
 
 /// Computes attention and concatenates the heads of each token.
 ///

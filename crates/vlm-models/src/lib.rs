@@ -13,15 +13,17 @@
 //! | `names` | parameter names of checkpoints and of this crate |
 //! | `load` | reading and writing checkpoints |
 //! | `file` | safetensors files, by ranges of elements |
+//! | `tensors` | small helpers |
 //! | `transfer` | tensors of any size to and from a device |
 //! | `patches` | cutting pictures into patches |
-//! | `batch` | converting a prompt to tensors |
+//! | `inputs`, `batch` | converting a prompt to tensors |
+//! | `step` | the data of a pass that its layers share |
 //! | `layers` | attention, feed-forward network and norm, shared by both towers |
 //! | `vision`, `decoder` | the two towers |
 //! | `delta` | decoder layers with a state instead of keys and values |
 //! | `model` | both together |
 //! | `linear` | a linear layer, and the adapter beside its weight |
-//! | `whole`, `lora`, `peft` | trained weights; adapters; their files |
+//! | `trained`, `whole`, `lora`, `peft` | what is trained: whole weights; adapters; their files |
 //! | `merge`, `streamed` | merging adapters into a checkpoint's files; its logits, one layer at a time |
 //! | `random` | random numbers that are equal on all devices |
 //! | `train`, `backward`, `generate` | training, gradients layer by layer, and generation |
@@ -35,6 +37,7 @@ mod delta;
 mod error;
 pub mod file;
 mod generate;
+mod inputs;
 mod layers;
 mod linear;
 mod load;
@@ -46,24 +49,28 @@ mod patches;
 mod peft;
 mod random;
 mod sizes;
+mod step;
 mod streamed;
+mod tensors;
 mod trace;
 mod train;
+mod trained;
 mod transfer;
 mod vision;
 mod whole;
 
 pub use backward::Backward;
-pub use batch::{Batch, Inputs};
+pub use batch::Batch;
 pub use burn_attention::has_linear_kernel;
 pub use config::{DeltaConfig, Interpolation, TextConfig, VisionConfig, VisionWindows, VlmConfig};
 pub use error::{Result, VlmError};
 pub use generate::{GenerateOptions, GenerationConfig, KvCache, Sampling};
+pub use inputs::Inputs;
 pub use layers::Activation;
-pub use lora::{LoraConfig, ModelPart, Parameter};
+pub use lora::Parameter;
 pub use merge::{Merge, MergeCheck, MergedTensor};
 pub use model::Vlm;
 pub use rope_burn::{Implementation, rope_core};
 pub use trace::{Sampled, Segment, Trace, sampled_elements};
+pub use trained::{LoraConfig, ModelPart, TrainedWeights};
 pub use transfer::{Progress, Transfer};
-pub use whole::TrainedWeights;

@@ -7,15 +7,14 @@ use std::path::{Component, Path, PathBuf};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use burn_store::{KeyRemapper, ModuleContext};
+use burn_store::KeyRemapper;
 use serde::Deserialize;
 
 use crate::config::VlmConfig;
 use crate::error::{Result, VlmError};
-use crate::file::{self, Entry, Sink, Stored, TensorFile, float};
+use crate::file::{self, Entry, Sink, Stored, TensorFile};
 use crate::model::Vlm;
-use crate::names::rename;
-use crate::peft::adapter_name;
+use crate::names::{ModulePath, rename};
 use crate::transfer::Transfer;
 
 pub(crate) const SINGLE: &str = "model.safetensors";
@@ -115,6 +114,36 @@ pub(crate) struct Found {
     pub(crate) stored: Stored,
 }
 
+impl Found {
+    /// The type of its elements, which must be floats.
+    ///
+    /// # Errors
+    /// [`VlmError::TensorUnreadable`]
+    pub(crate) fn float(&self) -> Result<DType> {
+        self.stored.dtype().ok_or_else(|| {
+            let (name, found) = (self.name.clone(), self.stored.dtype);
+            let reason = format!("it holds {found:?}, expected floats");
+            VlmError::TensorUnreadable { name, reason }
+        })
+    }
+
+    /// As [`float`](Self::float), for a tensor that must have a shape.
+    ///
+    /// # Errors
+    /// [`VlmError::TensorShape`], [`VlmError::TensorUnreadable`]
+    pub(crate) fn expect(&self, shape: &[usize]) -> Result<DType> {
+        let dtype = self.float()?;
+        if self.stored.shape == shape {
+            return Ok(dtype);
+        }
+        Err(VlmError::TensorShape {
+            name: self.name.clone(),
+            expected: shape.to_vec(),
+            found: self.stored.shape.clone(),
+        })
+    }
+}
+
 /// The parameters that a file has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind<'a> {
@@ -186,24 +215,9 @@ impl ModuleVisitor for Plan<'_> {
         if self.path.is_transposed() {
             expected.reverse();
         }
-        let name = found.name.clone();
-        match float(found.stored.dtype) {
-            None => {
-                let reason = format!("it holds {:?}, expected floats", found.stored.dtype);
-                let error = VlmError::TensorUnreadable { name, reason };
-                self.error.get_or_insert(error);
-            }
-            Some(_) if found.stored.shape != expected => {
-                let error = VlmError::TensorShape {
-                    name,
-                    expected,
-                    found: found.stored.shape.clone(),
-                };
-                self.error.get_or_insert(error);
-            }
-            Some(dtype) => {
-                self.uses.insert(path, Part { found, dtype });
-            }
+        match found.expect(&expected) {
+            Ok(dtype) => _ = self.uses.insert(path, Part { found, dtype }),
+            Err(error) => _ = self.error.get_or_insert(error),
         }
     }
 }
@@ -526,65 +540,6 @@ impl<W: FnMut(&str, TensorData) -> Result<()>> ModuleVisitor for Read<'_, '_, W>
     }
 }
 
-/// The position of a visitor in the modules.
-#[derive(Default)]
-pub(crate) struct ModulePath {
-    names: Vec<String>,
-    containers: Vec<String>,
-}
-
-impl ModulePath {
-    pub(crate) fn enter(&mut self, name: &str, container: &str) {
-        self.containers.push(container.to_owned());
-        if !is_variant(container) {
-            self.names.push(name.to_owned());
-        }
-    }
-
-    pub(crate) fn exit(&mut self, container: &str) {
-        self.containers.pop();
-        if !is_variant(container) {
-            self.names.pop();
-        }
-    }
-
-    /// The parameter's name; a norm's as in PyTorch.
-    pub(crate) fn name(&self) -> String {
-        as_in_pytorch(&self.names.join("."))
-    }
-
-    /// The parameter's name in a file: by `names`, or PEFT's name for an adapter.
-    pub(crate) fn checkpoint_name(&self, names: &KeyRemapper) -> String {
-        let name = self.name();
-        adapter_name(names, &name).unwrap_or_else(|| rename(names, &name))
-    }
-
-    /// True if the parameter is that of an adapter.
-    fn is_adapter(&self) -> bool {
-        self.container() == Some("Struct:Adapter")
-    }
-
-    /// True if the parameter is transposed in files: the matrix of a linear layer, or the second of
-    /// its adapter.
-    pub(crate) fn is_transposed(&self) -> bool {
-        let is_called = |expected| self.names.last().is_some_and(|name| name == expected);
-        match self.container() {
-            Some("Struct:Linear") => is_called("weight"),
-            _ => self.is_adapter() && is_called("b"),
-        }
-    }
-
-    /// The struct that holds the parameter.
-    fn container(&self) -> Option<&str> {
-        ModuleContext::new(&self.containers).module_type()
-    }
-}
-
-/// Variants of enums are no part of a checkpoint's names.
-fn is_variant(container: &str) -> bool {
-    container.starts_with("Enum:")
-}
-
 /// Replaces parameters by their gradients.
 struct TakeGradients {
     gradients: GradientsParams,
@@ -683,13 +638,4 @@ fn indexed(shard: PathBuf, names: &BTreeSet<String>) -> Result<Weights> {
         return Err(VlmError::NotInShard { shard, names });
     }
     Ok(Weights { source, tensors })
-}
-
-/// burn's names of norm parameters are `gamma` and `beta`.
-fn as_in_pytorch(name: &str) -> String {
-    match name.rsplit_once('.') {
-        Some((module, "gamma")) => format!("{module}.weight"),
-        Some((module, "beta")) => format!("{module}.bias"),
-        _ => name.to_owned(),
-    }
 }

@@ -1,148 +1,19 @@
-//! The trained parameters: parts of the model, or low-rank adapters beside its linear layers.
+//! The trained parameters, and low-rank adapters beside linear layers.
 
 use std::collections::BTreeMap;
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{DType, Tensor};
 use burn_store::KeyRemapper;
-use regex::Regex;
-use serde::{Deserialize, Serialize};
 
 use crate::error::{Result, VlmError};
 use crate::linear::{AdapterConfig, Linear, prepare_adapters};
-use crate::load::ModulePath;
 use crate::model::Vlm;
-use crate::names::rename;
+use crate::names::{ModulePath, class_name};
 use crate::random::Stream;
 use crate::trace::Sampled;
-use crate::whole::{LAYERS, TrainedWeights, Weight};
-
-/// A part of the model that is trained or frozen separately, with a separate learning rate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ModelPart {
-    /// The vision tower: patch embedding, learned positions and blocks.
-    Tower,
-    /// The layers from the tower's output to the decoder's embeddings and features.
-    Merger,
-    /// The language decoder with word embeddings and output head.
-    Decoder,
-}
-
-impl ModelPart {
-    /// The part of a parameter or layer, by its name in the module.
-    pub fn of(path: &str) -> Self {
-        match path.strip_prefix("visual.") {
-            Some(path) if path.starts_with("merger.") => Self::Merger,
-            Some(path) if path.starts_with("deepstack_merger_list.") => Self::Merger,
-            Some(_) => Self::Tower,
-            None => Self::Decoder,
-        }
-    }
-}
-
-/// Low-rank adapters: y = x W + b + s (x A^T) B with frozen W and b.
-///
-/// # Source
-/// Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022; with `rslora`,
-/// Kalajdzievski, A Rank Stabilization Scaling Factor for Fine-Tuning with LoRA, 2023
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct LoraConfig {
-    /// Rows of A and of B.
-    pub rank: usize,
-    /// s = alpha / rank, or with `rslora` alpha / sqrt(rank).
-    pub alpha: f64,
-    /// The dropout probability of the inputs of A in training.
-    pub dropout: f64,
-    /// True for the scale of rank-stabilised LoRA.
-    pub rslora: bool,
-    /// The parts of the model that have adapters.
-    pub parts: Vec<ModelPart>,
-    /// The linear layers of these parts that have adapters; empty means all. Each target is the end
-    /// of a layer's name in transformers, such as `q_proj` or `attn.qkv`, or a regular expression
-    /// for the whole name, such as `model\.language_model\.layers\.[0-3]\..*`.
-    pub targets: Vec<String>,
-    /// The layers of the decoder that have adapters, by index; empty means all.
-    #[serde(default)]
-    pub layers: Vec<usize>,
-    /// The weights trained whole beside the adapters, as PEFT's `modules_to_save`. They have the
-    /// type of the model.
-    #[serde(default)]
-    pub whole: TrainedWeights,
-}
-
-impl Default for LoraConfig {
-    /// Rank 8, alpha 16, no dropout, all linear layers of the decoder.
-    fn default() -> Self {
-        Self {
-            rank: 8,
-            alpha: 16.0,
-            dropout: 0.0,
-            rslora: false,
-            parts: vec![ModelPart::Decoder],
-            targets: Vec::new(),
-            layers: Vec::new(),
-            whole: TrainedWeights::default(),
-        }
-    }
-}
-
-impl LoraConfig {
-    /// The scale s of adapters with this configuration.
-    pub fn scale(&self) -> f64 {
-        let rank = self.rank as f64;
-        self.alpha / if self.rslora { rank.sqrt() } else { rank }
-    }
-
-    /// # Errors
-    /// [`VlmError::Unsupported`]
-    pub(crate) fn check(&self) -> Result<()> {
-        let unsupported = |key, found: String, expected| {
-            Err(VlmError::Unsupported {
-                key,
-                found,
-                expected,
-            })
-        };
-        if !(1..=1 << 16).contains(&self.rank) {
-            return unsupported("rank", self.rank.to_string(), "1 to 65536");
-        }
-        if !(self.alpha.is_finite() && self.alpha > 0.0) {
-            return unsupported("alpha", self.alpha.to_string(), "a finite number above 0");
-        }
-        if !(0.0..1.0).contains(&self.dropout) {
-            let expected = "a probability below 1";
-            return unsupported("dropout", self.dropout.to_string(), expected);
-        }
-        Ok(())
-    }
-}
-
-/// One entry of [`LoraConfig::targets`].
-pub(crate) struct Target<'a> {
-    pub(crate) text: &'a str,
-    /// A pattern for the whole name.
-    pattern: Option<Regex>,
-}
-
-impl<'a> Target<'a> {
-    pub(crate) fn new(text: &'a str) -> Self {
-        // A size limit, since the text may come from an untrusted file.
-        let pattern = regex::RegexBuilder::new(&format!("^(?:{text})$"))
-            .size_limit(1 << 20)
-            .build();
-        Self {
-            text,
-            pattern: pattern.ok(),
-        }
-    }
-
-    pub(crate) fn matches(&self, name: &str) -> bool {
-        let rest = name.strip_suffix(self.text);
-        let is_end = rest.is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
-        is_end || self.pattern.as_ref().is_some_and(|p| p.is_match(name))
-    }
-}
+use crate::trained::{LAYERS, LoraConfig, ModelPart, Target, TrainedWeights};
+use crate::whole::Weight;
 
 /// A parameter that is trained.
 #[derive(Clone, Debug, PartialEq)]
@@ -429,13 +300,6 @@ fn layer_of(name: &str) -> Option<usize> {
     index.parse().ok()
 }
 
-/// A layer's name in transformers.
-pub(crate) fn class_name(to_class: &KeyRemapper, path: &str) -> String {
-    // The patterns are those of parameters.
-    let name = rename(to_class, &format!("{path}.weight"));
-    name.trim_end_matches(".weight").to_owned()
-}
-
 /// Visits the parameters.
 struct Parameters<F> {
     to_class: KeyRemapper,
@@ -464,26 +328,5 @@ impl<F: FnMut(Parameter, bool, Tensor<1>)> ModuleVisitor for Parameters<F> {
         };
         let (is_trained, elements) = (tensor.is_require_grad(), parameter.elements());
         (self.each)(parameter, is_trained, tensor.reshape([elements]));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn targets_are_ends_of_names_or_patterns_of_whole_names() {
-        let name = "model.language_model.layers.1.self_attn.q_proj";
-        for (text, expected) in [
-            ("q_proj", true),
-            ("self_attn.q_proj", true),
-            ("proj", false),
-            (name, true),
-            (r".*layers\.[01]\..*", true),
-            (r"layers\.1", false),
-            ("(", false),
-        ] {
-            assert_eq!(Target::new(text).matches(name), expected, "{text}");
-        }
     }
 }

@@ -18,10 +18,10 @@ use crate::config::VlmConfig;
 use crate::error::{Result, VlmError};
 use crate::file::{self, Sink, TensorFile};
 use crate::linear::adapter_dtype;
-use crate::load::{Found, INDEX, Kind, Weights, fingerprint, weights};
+use crate::load::{Found, INDEX, Kind, SINGLE, Weights, fingerprint, weights};
 use crate::model::{HEAD, TABLE, Vlm};
 use crate::peft::AdapterFile;
-use crate::streamed::{Streamed, logits_allowed};
+use crate::streamed::{OpenAdapter, Streamed, logits_allowed};
 
 /// Bytes copied at a time, and bytes of the rows of a weight in memory, in f32.
 const PIECE_BYTES: usize = 16 << 20;
@@ -57,15 +57,6 @@ pub struct Merge {
     /// The base's tensors that change, by their parameters.
     changed: Vec<(String, Found)>,
     adapters: Vec<OpenAdapter>,
-}
-
-/// An adapter whose names and shapes fit.
-#[derive(Debug)]
-pub(crate) struct OpenAdapter {
-    /// A and B of each layer, by the layer's name in the module.
-    layers: BTreeMap<String, [Found; 2]>,
-    /// The factor of its product B A.
-    scale: f64,
 }
 
 /// A merged weight.
@@ -171,7 +162,7 @@ impl Merge {
             };
             let [inputs, outputs] = linear.sizes();
             for (half, expected) in [(a, [rank, inputs]), (b, [outputs, rank])] {
-                expect_shape(half, expected)?;
+                half.expect(&expected)?;
             }
         }
         let index = self.files.len();
@@ -236,7 +227,7 @@ impl Merge {
             if let Some(stored) = weights.tensors.get(HEAD) {
                 let (name, stored) = (HEAD.to_owned(), stored.clone());
                 let head = Found { name, file, stored };
-                expect_shape(&head, expected)?;
+                head.expect(&expected)?;
                 changed.push((TABLE.to_owned(), head));
             }
         }
@@ -367,7 +358,7 @@ impl Merge {
         source: &TensorFile,
         sink: &mut Sink,
     ) -> Result<MergedTensor> {
-        let (dtype, from) = (float(found)?, float(new)?);
+        let (dtype, from) = (found.float()?, new.float()?);
         let (elements, step) = (found.stored.elements(), PIECE_BYTES / size_of::<f32>());
         let mut sums = Sums::default();
         for first in (0..elements).step_by(step) {
@@ -386,7 +377,7 @@ impl Merge {
         let failed = || VlmError::file("read", &self.base);
         let sharded = self.files.iter().any(|file| {
             let name = file.source.path().file_name();
-            name.is_some_and(|name| name != crate::load::SINGLE)
+            name.is_some_and(|name| name != SINGLE)
         });
         for entry in fs::read_dir(&self.base).map_err(failed())? {
             let path = entry.map_err(failed())?.path();
@@ -448,60 +439,6 @@ impl Merge {
             allowed,
         })
     }
-}
-
-impl OpenAdapter {
-    /// The factor on its product.
-    pub(crate) fn scale(&self) -> f64 {
-        self.scale
-    }
-
-    /// A, `[rank, inputs]`, and B, `[outputs, rank]`, of an adapted layer.
-    pub(crate) fn halves(
-        &self,
-        layer: &str,
-        files: &[Weights],
-        (device, dtype): (&Device, DType),
-    ) -> Option<Result<[Tensor<2>; 2]>> {
-        let [a, b] = self.layers.get(layer)?;
-        let read = |half: &Found| {
-            let stored = &half.stored;
-            let elements = 0..stored.elements();
-            let data = files[half.file]
-                .source
-                .read(stored, float(half)?, elements)?;
-            let flat = Tensor::<1>::from_data(data.convert_dtype(dtype), (device, dtype));
-            Ok(flat.reshape([stored.shape[0], stored.shape[1]]))
-        };
-        Some(read(a).and_then(|a| Ok([a, read(b)?])))
-    }
-}
-
-/// The type of a tensor that must be of floats.
-///
-/// # Errors
-/// [`VlmError::TensorUnreadable`]
-fn float(tensor: &Found) -> Result<DType> {
-    tensor.stored.dtype().ok_or_else(|| {
-        let (name, found) = (tensor.name.clone(), tensor.stored.dtype);
-        let reason = format!("it holds {found:?}, expected floats");
-        VlmError::TensorUnreadable { name, reason }
-    })
-}
-
-/// # Errors
-/// [`VlmError::TensorShape`], [`VlmError::TensorUnreadable`]
-fn expect_shape(tensor: &Found, expected: [usize; 2]) -> Result<()> {
-    float(tensor)?;
-    let found = &tensor.stored.shape;
-    if found[..] == expected {
-        return Ok(());
-    }
-    Err(VlmError::TensorShape {
-        name: tensor.name.clone(),
-        expected: expected.to_vec(),
-        found: found.clone(),
-    })
 }
 
 /// Copies bytes of a file.

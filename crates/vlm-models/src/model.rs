@@ -6,13 +6,15 @@ use burn::tensor::module::linear;
 use burn::tensor::{DType, Device, Tensor};
 use rope_core::position_ids::PositionRules;
 
-use crate::batch::{Batch, indices};
+use crate::batch::Batch;
 use crate::config::{Family, VlmConfig};
-use crate::decoder::{Decoder, LayerCache};
+use crate::decoder::Decoder;
 use crate::error::Result;
-use crate::lora::LoraConfig;
+use crate::layers::LayerCache;
 use crate::random::Draws;
+use crate::tensors::indices;
 use crate::trace::Trace;
+use crate::trained::LoraConfig;
 use crate::vision::VisionTower;
 
 /// The word embeddings and the output head, by name in the module.

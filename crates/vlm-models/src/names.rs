@@ -4,7 +4,7 @@
 //! same names in every family: `gate_proj` (if it is gated), `up_proj` and `down_proj`. Everything
 //! after a tower's blocks is its merger.
 
-use burn_store::KeyRemapper;
+use burn_store::{KeyRemapper, ModuleContext};
 
 /// The names in one family's checkpoints that differ from this crate's.
 #[derive(Debug)]
@@ -167,6 +167,97 @@ pub(crate) fn rename(remapper: &KeyRemapper, name: &str) -> String {
         .fold(name.to_owned(), |name, (pattern, to)| {
             pattern.replace_all(&name, to.as_str()).into_owned()
         })
+}
+
+/// The prefix of the adapted layer's name.
+pub(crate) const PREFIX: &str = "base_model.model.";
+/// The suffixes of A and B, in the module and in a file.
+pub(crate) const SUFFIXES: [(&str, &str); 2] = [
+    (".adapter.a", ".lora_A.weight"),
+    (".adapter.b", ".lora_B.weight"),
+];
+
+/// A layer's name in transformers.
+pub(crate) fn class_name(to_class: &KeyRemapper, path: &str) -> String {
+    // The patterns are those of parameters.
+    let name = rename(to_class, &format!("{path}.weight"));
+    name.trim_end_matches(".weight").to_owned()
+}
+
+/// The name of an adapter's parameter in a file; `None` for other parameters.
+pub(crate) fn adapter_name(to_class: &KeyRemapper, path: &str) -> Option<String> {
+    SUFFIXES.iter().find_map(|(end, suffix)| {
+        let layer = class_name(to_class, path.strip_suffix(end)?);
+        Some(format!("{PREFIX}{layer}{suffix}"))
+    })
+}
+
+/// The position of a visitor in the modules.
+#[derive(Default)]
+pub(crate) struct ModulePath {
+    names: Vec<String>,
+    containers: Vec<String>,
+}
+
+impl ModulePath {
+    pub(crate) fn enter(&mut self, name: &str, container: &str) {
+        self.containers.push(container.to_owned());
+        if !is_variant(container) {
+            self.names.push(name.to_owned());
+        }
+    }
+
+    pub(crate) fn exit(&mut self, container: &str) {
+        self.containers.pop();
+        if !is_variant(container) {
+            self.names.pop();
+        }
+    }
+
+    /// The parameter's name; a norm's as in PyTorch.
+    pub(crate) fn name(&self) -> String {
+        as_in_pytorch(&self.names.join("."))
+    }
+
+    /// The parameter's name in a file: by `names`, or PEFT's name for an adapter.
+    pub(crate) fn checkpoint_name(&self, names: &KeyRemapper) -> String {
+        let name = self.name();
+        adapter_name(names, &name).unwrap_or_else(|| rename(names, &name))
+    }
+
+    /// True if the parameter is that of an adapter.
+    pub(crate) fn is_adapter(&self) -> bool {
+        self.container() == Some("Struct:Adapter")
+    }
+
+    /// True if the parameter is transposed in files: the matrix of a linear layer, or the second of
+    /// its adapter.
+    pub(crate) fn is_transposed(&self) -> bool {
+        let is_called = |expected| self.names.last().is_some_and(|name| name == expected);
+        match self.container() {
+            Some("Struct:Linear") => is_called("weight"),
+            _ => self.is_adapter() && is_called("b"),
+        }
+    }
+
+    /// The struct that holds the parameter.
+    fn container(&self) -> Option<&str> {
+        ModuleContext::new(&self.containers).module_type()
+    }
+}
+
+/// Variants of enums are no part of a checkpoint's names.
+fn is_variant(container: &str) -> bool {
+    container.starts_with("Enum:")
+}
+
+/// burn's names of norm parameters are `gamma` and `beta`.
+fn as_in_pytorch(name: &str) -> String {
+    match name.rsplit_once('.') {
+        Some((module, "gamma")) => format!("{module}.weight"),
+        Some((module, "beta")) => format!("{module}.bias"),
+        _ => name.to_owned(),
+    }
 }
 
 #[cfg(test)]

@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use burn::tensor::Device;
-use burn_store::KeyRemapper;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -13,23 +12,15 @@ use crate::error::{Result, VlmError};
 use crate::file::{self, Entry, Sink, TensorFile};
 use crate::linear::adapter_dtype;
 use crate::load::{Found, Kind, Weights};
-use crate::lora::{LoraConfig, ModelPart, class_name};
 use crate::model::{HEAD, TABLE, Vlm};
-use crate::names::rename;
+use crate::names::{PREFIX, SUFFIXES, rename};
+use crate::trained::{LoraConfig, ModelPart, TrainedWeights};
 use crate::transfer::Transfer;
-use crate::whole::TrainedWeights;
 
 const CONFIG: &str = "adapter_config.json";
 /// The header key of the base checkpoint's fingerprint. PEFT ignores it.
 const BASE: &str = "mrope_base_fingerprint";
 const WEIGHTS: &str = "adapter_model.safetensors";
-/// The prefix of the adapted layer's name.
-const PREFIX: &str = "base_model.model.";
-/// The suffixes of A and B, in the module and in a file.
-const SUFFIXES: [(&str, &str); 2] = [
-    (".adapter.a", ".lora_A.weight"),
-    (".adapter.b", ".lora_B.weight"),
-];
 
 /// The keys that determine the computation of an adapter.
 #[derive(Deserialize)]
@@ -409,14 +400,6 @@ impl Raw {
             },
         })
     }
-}
-
-/// The name of an adapter's parameter in a file; `None` for other parameters.
-pub(crate) fn adapter_name(to_class: &KeyRemapper, path: &str) -> Option<String> {
-    SUFFIXES.iter().find_map(|(end, suffix)| {
-        let layer = class_name(to_class, path.strip_suffix(end)?);
-        Some(format!("{PREFIX}{layer}{suffix}"))
-    })
 }
 
 /// # Errors

@@ -1,9 +1,6 @@
 //! Counter-based random numbers, so that all devices, and recomputations of a layer, use the same
 //! numbers.
 
-use crate::batch::Batch;
-use crate::error::{Result, VlmError};
-
 /// The random numbers of a pass: a stream for each row of the layers' input tensors.
 #[derive(Debug)]
 pub(crate) struct Draws {
@@ -12,44 +9,6 @@ pub(crate) struct Draws {
     /// The streams of the patches and of the merged patches, in the order of the tower's blocks.
     pub(crate) patches: Vec<Stream>,
     pub(crate) merged: Vec<Stream>,
-}
-
-impl Draws {
-    /// Derives the streams from each sequence's seed and a token's place in the sequence, so that
-    /// they do not depend on other sequences.
-    ///
-    /// # Errors
-    /// [`VlmError::SeedCount`]
-    pub(crate) fn new(seeds: &[u64], batch: &Batch) -> Result<Self> {
-        let sequences = &batch.sequences;
-        if seeds.len() != sequences.len() {
-            return Err(VlmError::SeedCount {
-                expected: sequences.len(),
-                found: seeds.len(),
-            });
-        }
-        let mut tokens = vec![Stream::new(0); batch.attended.len()];
-        for (range, seed) in sequences.iter().zip(seeds) {
-            for (place, token) in range.clone().enumerate() {
-                tokens[token] = Stream::new(*seed).part(place as u64);
-            }
-        }
-        let merged: Vec<Stream> = match &batch.vision {
-            Some(vision) => {
-                let order = vision.order.iter();
-                order.map(|token| tokens[*token]).collect()
-            }
-            None => Vec::new(),
-        };
-        let group = batch.vision.as_ref().map_or(0, |vision| vision.group);
-        let patches = merged.iter();
-        let patches = patches.flat_map(|token| (0..group).map(|patch| token.part(patch)));
-        Ok(Self {
-            patches: patches.collect(),
-            tokens,
-            merged,
-        })
-    }
 }
 
 /// The stream of random numbers of one place.

@@ -2,11 +2,8 @@
 
 use std::ops::RangeInclusive;
 
-use crate::config::VlmConfig;
+use crate::config::{MAX_LAYERS, VlmConfig};
 use crate::error::{Result, VlmError};
-
-/// The limit on layers of a decoder and blocks of a tower.
-pub(crate) const MAX_LAYERS: usize = 65_536;
 
 // Limits make a wrong number an error rather than a panic or an excessive allocation.
 const LAYERS: Range = (1..=MAX_LAYERS, "1 to 65536");
@@ -73,7 +70,16 @@ impl VlmConfig {
         let rules = self.rules().into_iter();
         let mut broken = rules.filter(|rule| !rule.relation.holds(rule.left.1, rule.right.1));
         match broken.next() {
-            Some(rule) => Err(misfit(rule.left, rule.right, rule.reason)),
+            Some(rule) => {
+                let ((left, left_value), (right, right_value)) = (rule.left, rule.right);
+                Err(VlmError::Sizes {
+                    left,
+                    left_value,
+                    right,
+                    right_value,
+                    rule: rule.reason,
+                })
+            }
             None => Ok(()),
         }
     }
@@ -166,20 +172,5 @@ impl VlmConfig {
             ));
         }
         rules
-    }
-}
-
-/// The error of two sizes that do not fit.
-pub(crate) fn misfit(
-    (left, left_value): Size,
-    (right, right_value): Size,
-    rule: &'static str,
-) -> VlmError {
-    VlmError::Sizes {
-        left,
-        left_value,
-        right,
-        right_value,
-        rule,
     }
 }

@@ -9,11 +9,11 @@ use burn::module::Param;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use rope_core::position_ids::Prompt;
 
-use crate::batch::{Inputs, VisionBatch};
+use crate::batch::VisionBatch;
 use crate::config::VlmConfig;
-use crate::error::Result;
+use crate::error::{Result, VlmError};
+use crate::inputs::Inputs;
 use crate::load::{Found, Kind, Part, Weights};
-use crate::merge::OpenAdapter;
 use crate::model::{HEAD, TABLE, Vlm};
 use crate::random::Stream;
 use crate::trace::Trace;
@@ -33,6 +33,37 @@ pub(crate) fn logits_allowed(dtype: DType) -> f64 {
         DType::BF16 => 0.125,
         DType::F16 => 0.016,
         _ => 1e-4,
+    }
+}
+
+/// An adapter whose names and shapes fit.
+#[derive(Debug)]
+pub(crate) struct OpenAdapter {
+    /// A and B of each layer, by the layer's name in the module.
+    pub(crate) layers: BTreeMap<String, [Found; 2]>,
+    /// The factor of its product B A.
+    pub(crate) scale: f64,
+}
+
+impl OpenAdapter {
+    /// A, `[rank, inputs]`, and B, `[outputs, rank]`, of an adapted layer.
+    pub(crate) fn halves(
+        &self,
+        layer: &str,
+        files: &[Weights],
+        (device, dtype): (&Device, DType),
+    ) -> Option<Result<[Tensor<2>; 2]>> {
+        let [a, b] = self.layers.get(layer)?;
+        let read = |half: &Found| {
+            let stored = &half.stored;
+            let elements = 0..stored.elements();
+            let data = files[half.file]
+                .source
+                .read(stored, half.float()?, elements)?;
+            let flat = Tensor::<1>::from_data(data.convert_dtype(dtype), (device, dtype));
+            Ok(flat.reshape([stored.shape[0], stored.shape[1]]))
+        };
+        Some(read(a).and_then(|a| Ok([a, read(b)?])))
     }
 }
 
@@ -139,7 +170,7 @@ impl<'a> Streamed<'a> {
         let data = logits.try_into_data().map_err(|error| {
             let name = "logits".to_owned();
             let reason = error.to_string();
-            crate::VlmError::TensorUnreadable { name, reason }
+            VlmError::TensorUnreadable { name, reason }
         })?;
         Ok(data.iter::<f64>().collect())
     }
@@ -191,7 +222,7 @@ impl<'a> Streamed<'a> {
                 if let Some(halves) = adapter.halves(&path, self.files, (self.device, self.dtype)) {
                     let [a, b] = halves?;
                     all_a.push(a);
-                    all_b.push(b.transpose() * adapter.scale());
+                    all_b.push(b.transpose() * adapter.scale);
                 }
             }
             if !all_a.is_empty() {

@@ -6,8 +6,8 @@ use std::ops::Range;
 use burn::backend::ExecutionError;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
-use crate::batch::indices;
 use crate::error::{Result, VlmError};
+use crate::tensors::indices;
 
 /// Activations recorded by a pass, under the names of `docs/models.md`. Nothing is recorded by
 /// default.

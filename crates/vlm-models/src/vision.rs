@@ -8,15 +8,15 @@ use rope_burn::{Implementation, Rotary, RotaryAngles, RotaryConfig};
 use rope_core::position_ids::{vision_cu_seqlens, vision_positions, vision_windows};
 use rope_core::{Layout, Positions};
 
-use crate::backward::trains;
-use crate::batch::indices;
 use crate::config::{Interpolation, VisionConfig, VisionWindows};
 use crate::error::Result;
 use crate::layers::{
-    Activation, Common, FeedForward, FeedForwardConfig, Gate, Norm, OF_CONVOLUTION, RmsNorm, attend,
+    Activation, FeedForward, FeedForwardConfig, Gate, Norm, OF_CONVOLUTION, RmsNorm, attend,
 };
 use crate::linear::{Draw, Linear};
 use crate::random::Draws;
+use crate::step::Common;
+use crate::tensors::{indices, trains};
 use crate::trace::Trace;
 
 /// Converts patches to embeddings, one for each square of merged patches.

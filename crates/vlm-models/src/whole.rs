@@ -5,75 +5,12 @@ use std::collections::BTreeSet;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::Tensor;
 use burn_store::KeyRemapper;
-use serde::{Deserialize, Serialize};
 
 use crate::error::{Result, VlmError};
-use crate::load::{Kind, ModulePath};
-use crate::lora::{ModelPart, Target};
+use crate::load::Kind;
 use crate::model::{TABLE, Vlm};
-use crate::names::rename;
-
-/// The weights that are trained whole, rather than through adapters.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(from = "Form")]
-pub struct TrainedWeights {
-    /// All weights of these parts.
-    pub parts: Vec<ModelPart>,
-    /// All weights of these modules. As in [`LoraConfig::targets`](crate::LoraConfig::targets), each
-    /// is the end of a module's name in transformers, such as `embed_tokens` or
-    /// `language_model.layers.3`, or a regular expression for the whole name.
-    pub modules: Vec<String>,
-}
-
-impl TrainedWeights {
-    /// The modules of the word embeddings and the output head. A tied head has the weight of the
-    /// embeddings.
-    pub const EMBEDDINGS: [&str; 2] = ["embed_tokens", "lm_head"];
-
-    /// The modules of some layers of the decoder, by index.
-    pub fn decoder_layers(layers: impl IntoIterator<Item = usize>) -> Vec<String> {
-        let layers = layers.into_iter();
-        layers.map(|layer| format!("{LAYERS}{layer}")).collect()
-    }
-
-    /// True if none are named.
-    pub fn is_empty(&self) -> bool {
-        self.parts.is_empty() && self.modules.is_empty()
-    }
-}
-
-impl From<Vec<ModelPart>> for TrainedWeights {
-    fn from(parts: Vec<ModelPart>) -> Self {
-        Self {
-            parts,
-            modules: Vec::new(),
-        }
-    }
-}
-
-/// Its forms in files: earlier checkpoints of training list parts.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Form {
-    Parts(Vec<ModelPart>),
-    Both {
-        parts: Vec<ModelPart>,
-        #[serde(default)]
-        modules: Vec<String>,
-    },
-}
-
-impl From<Form> for TrainedWeights {
-    fn from(form: Form) -> Self {
-        match form {
-            Form::Parts(parts) => parts.into(),
-            Form::Both { parts, modules } => Self { parts, modules },
-        }
-    }
-}
-
-/// The prefix of a decoder layer's name in transformers.
-pub(crate) const LAYERS: &str = "model.language_model.layers.";
+use crate::names::{ModulePath, rename};
+use crate::trained::{ModelPart, Target, TrainedWeights};
 
 /// A weight of the model without adapters. Lazy weights stay so.
 #[derive(Debug)]

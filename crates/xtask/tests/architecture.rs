@@ -1,5 +1,5 @@
 //! The definitions named in docs/tables/words.md exist in the sources, and its words have no second
-//! definition. Names of functions keep the rule of `try_`.
+//! definition. Names of functions keep the rule of `try_`. Modules use each other in no circle.
 #![allow(clippy::disallowed_methods, reason = "test code")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -52,6 +52,10 @@ fn sources() -> BTreeMap<String, String> {
     found
 }
 
+fn is_name(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
+}
+
 /// Name and visibility of the type or trait that a line starts to define: `pub`, `pub(crate)`, ...
 fn definition(line: &str) -> Option<(&str, &str)> {
     let mut words = line.split_whitespace();
@@ -61,7 +65,6 @@ fn definition(line: &str) -> Option<(&str, &str)> {
     ["struct", "enum", "trait", "type", "union"]
         .contains(&keyword)
         .then_some(())?;
-    let is_name = |c: char| c.is_alphanumeric() || c == '_';
     let name = words.next()?.split(|c| !is_name(c)).next()?;
     (!name.is_empty()).then_some((name, visibility))
 }
@@ -179,4 +182,69 @@ fn each_fallible_twin_has_its_panicking_one() {
         }
     }
     assert!(alone.is_empty(), "no twin: {alone:?}");
+}
+
+/// The crates whose modules use each other in circles. Remove one from the list once it has none.
+const WITH_CIRCLES: [&str; 6] = [
+    "burn-ascend",
+    "rope-burn",
+    "rope-cli",
+    "rope-core",
+    "vlm-data",
+    "vlm-train",
+];
+
+/// For each crate the modules of its root, each with the modules that it uses by `crate::`. Tests
+/// and comments do not count.
+fn uses() -> BTreeMap<String, BTreeMap<String, BTreeSet<String>>> {
+    let mut crates: BTreeMap<String, BTreeMap<String, BTreeSet<String>>> = BTreeMap::new();
+    for (path, text) in sources() {
+        let (package, file) = path.split_once("/src/").expect("a file of src");
+        let module = file.split('/').next().unwrap_or(file);
+        let module = module.trim_end_matches(".rs").to_owned();
+        if ["lib", "main"].contains(&module.as_str()) {
+            continue;
+        }
+        let code = text.split("\n#[cfg(test)]").next().unwrap_or_default();
+        let code = code
+            .lines()
+            .map(|line| line.split("//").next().unwrap_or(line));
+        let code: Vec<&str> = code.collect();
+        let code = code.join("\n");
+        let names = code.split("crate::").skip(1);
+        let names = names.filter_map(|rest| rest.split(|c: char| !is_name(c)).next());
+        let used = crates.entry(package.to_owned()).or_default();
+        let used = used.entry(module.clone()).or_default();
+        used.extend(names.filter(|name| *name != module).map(str::to_owned));
+    }
+    crates
+}
+
+#[test]
+fn modules_use_each_other_in_no_circle() {
+    let mut wrong = Vec::new();
+    for (package, mut modules) in uses() {
+        // Modules that use none of the rest are removed until none is left, or a circle.
+        loop {
+            let rest: BTreeSet<String> = modules.keys().cloned().collect();
+            modules.retain(|_, used| used.iter().any(|name| rest.contains(name)));
+            if modules.len() == rest.len() {
+                break;
+            }
+        }
+        let (has, may) = (
+            !modules.is_empty(),
+            WITH_CIRCLES.contains(&package.as_str()),
+        );
+        match (has, may) {
+            (true, false) => wrong.push(format!("{package}: {modules:?}")),
+            (false, true) => wrong.push(format!("{package} has none: remove it from the list")),
+            _ => {}
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "cut the circle, by a module below both:\n{}",
+        wrong.join("\n")
+    );
 }

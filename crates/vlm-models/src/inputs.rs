@@ -1,0 +1,164 @@
+//! Converts a prompt to tensors.
+
+use burn::tensor::{Device, Tensor};
+use burn_attention::{Attention, AttentionMask, MaskRules, Sequences};
+use rope_core::position_ids::{Prompt, Rows};
+
+use crate::batch::{Batch, VisionBatch, sequences};
+use crate::delta::Recurrence;
+use crate::error::{Result, VlmError};
+use crate::model::Vlm;
+use crate::tensors::{indices, ints};
+
+/// The input of a step.
+///
+/// # Shapes
+/// patches `[patches, colours * frames * rows * columns]`, in the order of the Hugging Face image
+/// processor: images in reading order over all rows, and within an image the patches of one merged
+/// token next to each other
+#[derive(Clone, Debug, Default)]
+pub struct Inputs<'a> {
+    /// Tokens, grids, masks; rows of a batch or packed sequences.
+    pub prompt: Prompt<'a>,
+    /// Patches of the images, if any.
+    pub image_patches: Option<Tensor<2>>,
+    /// Patches of the videos, if any.
+    pub video_patches: Option<Tensor<2>>,
+}
+
+impl Vlm {
+    /// Converts the input of a step to tensors on this model's device.
+    ///
+    /// # Errors
+    /// [`VlmError::NoTokens`], [`VlmError::Token`], [`VlmError::Patches`],
+    /// [`VlmError::Placeholders`]; [`VlmError::Rope`] if tokens, grids, masks and lengths are
+    /// inconsistent.
+    pub fn batch(&self, inputs: &Inputs) -> Result<Batch> {
+        let device = self.device();
+        let prompt = &inputs.prompt;
+        let position_ids = self.position_rules.position_ids(prompt)?;
+        let tokens = prompt.input_ids.len();
+        if tokens == 0 {
+            return Err(VlmError::NoTokens);
+        }
+        self.expect_tokens(prompt.input_ids.iter().copied().enumerate())?;
+        let sequences = sequences(prompt);
+        let rows = match prompt.rows {
+            Rows::Batch(rows) => rows,
+            Rows::Packed(_) => 1,
+        };
+        let attended = match prompt.attention_mask {
+            Some(mask) => mask.to_vec(),
+            None => vec![true; tokens],
+        };
+        // A token attends to itself and to those before it in its sequence, except padding.
+        let seq = tokens / rows;
+        let rules = MaskRules {
+            causal: true,
+            cu_seqlens: match prompt.rows {
+                Rows::Packed(cu_seqlens) => Some(cu_seqlens),
+                Rows::Batch(_) => None,
+            },
+            attended: Some(&attended),
+            ..Default::default()
+        };
+        let recurrence = match self.language_model.taps {
+            Some(taps) => {
+                let sequences = match rules.cu_seqlens {
+                    Some(cu_seqlens) => Sequences::packed(cu_seqlens, seq)?,
+                    None => Sequences::whole(seq),
+                };
+                Some(Recurrence::new(sequences, &attended, taps, &device))
+            }
+            None => None,
+        };
+        Ok(Batch {
+            recurrence,
+            input_ids: ints(prompt.input_ids.iter().copied(), &device).reshape([rows, seq]),
+            angles: self
+                .language_model
+                .angles(&position_ids.positions()?, &device)?,
+            attention: Attention::new(AttentionMask::new(&rules, rows, seq, seq)?),
+            vision: self.vision_batch(inputs, &device)?,
+            attended,
+            sequences,
+            packed: matches!(prompt.rows, Rows::Packed(_)),
+            position_ids,
+        })
+    }
+
+    /// Rejects ids beyond the vocabulary; each comes with the index of its token.
+    pub(crate) fn expect_tokens(&self, ids: impl Iterator<Item = (usize, i64)>) -> Result<()> {
+        let vocabulary = 0..self.vocab_size as i64;
+        let mut ids = ids;
+        match ids.find(|(_, id)| !vocabulary.contains(id)) {
+            None => Ok(()),
+            Some((token, found)) => Err(VlmError::Token {
+                token,
+                found,
+                vocab_size: self.vocab_size,
+            }),
+        }
+    }
+
+    fn vision_batch(&self, inputs: &Inputs, device: &Device) -> Result<Option<VisionBatch>> {
+        let prompt = &inputs.prompt;
+        let (images, videos) = (&inputs.image_patches, &inputs.video_patches);
+        let kinds = [
+            ("image", prompt.image_grids, images),
+            ("video", prompt.video_grids, videos),
+        ];
+        let video_tokens = self.position_rules.video_tokens(prompt)?;
+        let (mut patches, mut grids, mut placeholders) = (Vec::new(), Vec::new(), Vec::new());
+        for (kind, its_grids, its_patches) in kinds {
+            let sizes = its_grids.iter().map(|grid| grid.iter().product::<usize>());
+            let count: usize = sizes.sum();
+            let expected = [count, self.patch_elems];
+            let found = its_patches
+                .as_ref()
+                .map_or([0, self.patch_elems], |x| x.dims());
+            if found != expected {
+                return Err(VlmError::Patches {
+                    kind,
+                    grids: its_grids.to_vec(),
+                    expected,
+                    found,
+                });
+            }
+            let before = placeholders.len();
+            let is_kind = |(index, id): (usize, &i64)| {
+                let is_placeholder = [self.image_token, self.video_token].contains(id);
+                (is_placeholder && video_tokens[index] == (kind == "video")).then_some(index)
+            };
+            placeholders.extend(prompt.input_ids.iter().enumerate().filter_map(is_kind));
+            let (expected, found) = (count / self.merged_patches, placeholders.len() - before);
+            if expected != found {
+                return Err(VlmError::Placeholders {
+                    kind,
+                    grids: its_grids.to_vec(),
+                    expected,
+                    found,
+                });
+            }
+            patches.extend(its_patches.clone());
+            grids.extend_from_slice(its_grids);
+        }
+        if placeholders.is_empty() {
+            return Ok(None);
+        }
+        let tokens = prompt.input_ids.len();
+        let mut sources: Vec<i64> = (0..tokens as i64).collect();
+        for (merged, token) in placeholders.iter().enumerate() {
+            sources[*token] = (tokens + merged) as i64;
+        }
+        let patches = Tensor::cat(patches, 0).to_device(device).cast(self.dtype());
+        let inputs = self.visual.inputs(patches, &grids)?;
+        Ok(Some(VisionBatch {
+            order: inputs.in_order(&placeholders),
+            group: self.merged_patches as u64,
+            inputs,
+            placeholders: indices(placeholders, device),
+            sources: ints(sources.into_iter(), device),
+        }))
+    }
+}

@@ -1,0 +1,42 @@
+//! The data of a pass that its layers share.
+
+use burn::tensor::{IndexingUpdateOp, Int, Tensor};
+use burn_attention::Attention;
+use rope_burn::RotaryAngles;
+
+use crate::delta::Recurrence;
+use crate::linear::Draw;
+
+/// The inputs that all layers of a pass share.
+#[derive(Clone, Copy)]
+pub(crate) struct Common<'a> {
+    pub(crate) angles: &'a RotaryAngles,
+    pub(crate) attention: &'a Attention,
+    /// The sequence structure of the step's tokens, for layers with a state; `None` when a cache
+    /// advances by one token.
+    pub(crate) recurrence: Option<&'a Recurrence>,
+    pub(crate) draw: Draw<'a>,
+}
+
+/// Features that are added to the first layers' outputs at the vision tokens.
+pub(crate) struct Deepstack<'a> {
+    /// Indices of the vision tokens among the flat `[batch * seq]` tokens.
+    pub(crate) placeholders: &'a Tensor<1, Int>,
+    /// One per layer, `[placeholders, hidden_size]`.
+    pub(crate) features: Vec<Tensor<2>>,
+}
+
+impl Deepstack<'_> {
+    /// Adds the feature of a layer to its output, if it has one.
+    pub(crate) fn add(&self, index: usize, hidden: Tensor<3>) -> Tensor<3> {
+        let Some(feature) = self.features.get(index) else {
+            return hidden;
+        };
+        let [batch, seq, channels] = hidden.dims();
+        let (tokens, feature) = (self.placeholders.clone(), feature.clone());
+        hidden
+            .reshape([batch * seq, channels])
+            .select_assign(0, tokens, feature, IndexingUpdateOp::Add)
+            .reshape([batch, seq, channels])
+    }
+}
