@@ -281,6 +281,10 @@ template <class D, class A, class Mode, class T = cce::Element<D>>
 inline void vsqrt(D& d, A& a, vector_bool& mask, Mode) {
     cce::lanes<T>("vsqrt", d, a, mask, [](T x) { return static_cast<T>(std::sqrt(x)); });
 }
+template <class D, class A, class Mode, class T = cce::Element<D>>
+inline void vexp(D& d, A& a, vector_bool& mask, Mode) {
+    cce::lanes<T>("vexp", d, a, mask, [](T x) { return static_cast<T>(std::exp(x)); });
+}
 // The sum of the selected lanes, in the first. Neighbours are added, then neighbouring sums, as in
 // the simulator; the documentation does not say.
 template <class D, class A, class Mode, class T = cce::Element<D>>

@@ -360,6 +360,7 @@ CCE_UNARY(vrelu, float, x > 0 ? x : 0)
 CCE_UNARY(vrelu, half, x > 0 ? x : half(0))
 CCE_UNARY(vrelu, int32_t, x > 0 ? x : 0)
 CCE_UNARY(vsqrt, float, std::sqrt(x))
+CCE_UNARY(vexp, float, std::exp(x))
 
 inline void vcadd(__ubuf__ float* dst, __ubuf__ float* a, uint8_t repeat, uint16_t dr, uint16_t ab,
                   uint16_t ar, bool) {

@@ -169,7 +169,6 @@ private:
         if (t_.parts > 1) {
             const Rows second{PartPitch(), t_.row_tile};
             OverRows<Arithmetic::kAdd>(h, rows, h, rows, h, second, height_, t_.rank);
-            VectorBarrier();
         }
         LocalTensor<float> sum;
         if constexpr (kWide) {
@@ -199,7 +198,7 @@ private:
                                     const LocalTensor<float>& b, uint32_t first, uint32_t count) {
         const uint32_t plane = t_.row_tile * kUnit;
         const uint8_t eighths = static_cast<uint8_t>((height_ + kUnit - 1) / kUnit);
-        // The values that are spread next replace those of the previous ranks.
+        // h is there, and the values that are spread next replace those of the previous ranks.
         VectorBarrier();
         for (uint32_t i = 0; i < count; ++i) {
             AscendC::Brcb(spread_[i * plane], h[(first + i) * t_.row_tile], eighths,

@@ -62,7 +62,7 @@ private:
     uint64_t start_;
     uint32_t count_;
 
-    __aicore__ inline DataCopyExtParams Run1() const {
+    __aicore__ inline DataCopyExtParams OneRun() const {
         DataCopyExtParams copy;
         copy.blockCount = 1;
         copy.blockLen = count_ * static_cast<uint32_t>(sizeof(T));
@@ -71,7 +71,7 @@ private:
 
     __aicore__ inline LocalTensor<T> Load(Slots& slots, uint32_t tensor) {
         LocalTensor<T> slot = slots.template AllocTensor<T>();
-        DataCopyPad(slot, gm_[tensor][start_], Run1(), DataCopyPadExtParams<T>());
+        DataCopyPad(slot, gm_[tensor][start_], OneRun(), DataCopyPadExtParams<T>());
         slots.template EnQue<TPosition::GM, TPosition::VECIN, T>(slot);
         return slots.template DeQue<TPosition::GM, TPosition::VECIN, T>();
     }
@@ -79,7 +79,7 @@ private:
     __aicore__ inline void Store(Slots& slots, LocalTensor<T>& slot, uint32_t tensor) {
         slots.template EnQue<TPosition::VECOUT, TPosition::GM, T>(slot);
         slot = slots.template DeQue<TPosition::VECOUT, TPosition::GM, T>();
-        DataCopyPad(gm_[tensor][start_], slot, Run1());
+        DataCopyPad(gm_[tensor][start_], slot, OneRun());
     }
 
     // The tensor in f32: itself, or a copy in part `part` of the work area.
@@ -109,7 +109,7 @@ private:
         LocalTensor<T> gate = Load(gate_, 0), up = Load(up_, 1), dy;
         if constexpr (kBackward) {
             dy = dy_.AllocTensor<T>();
-            DataCopyPad(dy, gm_[2][start_], Run1(), DataCopyPadExtParams<T>());
+            DataCopyPad(dy, gm_[2][start_], OneRun(), DataCopyPadExtParams<T>());
             dy_.EnQue(dy);
             dy = dy_.DeQue<T>();
         }

@@ -27,7 +27,7 @@ pub(super) struct Suite {
 const WITH_CUBE: [(u32, &str); 2] = [(2201, "cube"), (3510, "cube")];
 
 /// The numbers of traffic.rs are of dav-2201. What failures.rs launches has a cube core.
-pub(super) const SUITES: [Suite; 5] = [
+pub(super) const SUITES: [Suite; 6] = [
     Suite {
         name: "rope-ascend differential",
         arguments: DIFFERENTIAL,
@@ -38,6 +38,13 @@ pub(super) const SUITES: [Suite; 5] = [
     Suite {
         name: "rope-ascend norm",
         arguments: &["-p", "rope-ascend", "--test", "norm"],
+        architectures: &[2201, 3510],
+        left_out: &[],
+        is_large: false,
+    },
+    Suite {
+        name: "rope-ascend layer",
+        arguments: &["-p", "rope-ascend", "--test", "layer"],
         architectures: &[2201, 3510],
         left_out: &[],
         is_large: false,

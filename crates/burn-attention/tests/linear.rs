@@ -1,7 +1,7 @@
 //! A linear layer with an adapter, and its gradients, equal a plain computation in f64.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use burn_attention::{has_linear_kernel, linear};
+use burn_attention::{Adapter, adapted_linears, has_linear_kernel, linear, scaled_parts};
 
 use crate::numbers;
 
@@ -104,6 +104,78 @@ fn check([rows, inputs, outputs]: [usize; 3], rank: Option<usize>, dtype: DType,
 }
 
 #[test]
+fn layers_with_adapters_and_one_input_equal_the_plain_computation() {
+    for (dtype, unit) in [(DType::BF16, 1.0 / 256.0), (DType::F16, 1e-3), (DType::F32, 1e-6)] {
+        check_together([13, 40], [34, 6], dtype, unit);
+    }
+}
+
+fn check_together([rows, inputs]: [usize; 2], outputs: [usize; 2], dtype: DType, unit: f64) {
+    const RANK: usize = 3;
+    const SCALE: f64 = 2.0;
+    let device = Device::flex().autodiff();
+    let tensor = |values: &[f64], columns: usize, dtype| {
+        let shape = [values.len() / columns, columns];
+        let data = TensorData::new(values.to_vec(), shape);
+        Tensor::<2>::from_data(data, (&device, dtype)).require_grad()
+    };
+    let x = numbers(1, rows * inputs, dtype);
+    let x_of = tensor(&x, inputs, dtype);
+    let layer = |outputs: usize| {
+        let [weight, bias, dy] = [inputs * outputs, outputs, rows * outputs]
+            .map(|count| numbers(count as u64, count, dtype));
+        let [a, b] = [RANK * inputs, RANK * outputs]
+            .map(|count| numbers(count as u64 + 1, count, DType::F32));
+        // Beside a small product, the adapter's term shows its digits.
+        let weight: Vec<f64> = weight.iter().map(|x| x / 256.0).collect();
+        (weight, bias, dy, a, b)
+    };
+    let plain = outputs.map(layer);
+    let mut leaves = Vec::new();
+    let layers = plain.each_ref().map(|(weight, bias, _, a, b)| {
+        let outputs = bias.len();
+        let (a, b) = (tensor(a, inputs, DType::F32), tensor(b, outputs, DType::F32));
+        let factors = [&a, &b].map(|x| scaled_parts(x.clone().detach(), SCALE, dtype));
+        let weight = tensor(weight, outputs, dtype);
+        leaves.push((weight.clone(), a.clone(), b.clone()));
+        let bias = (outputs == 34).then(|| tensor(bias, outputs, dtype).reshape([outputs]));
+        (weight, bias, Adapter { a, b, factors })
+    });
+    let y = adapted_linears(x_of.clone(), layers).expect("they fit");
+    let scalars = y.each_ref().map(|y| y.clone());
+    let scalars = scalars.into_iter().zip(&plain);
+    let scalars = scalars.map(|(y, (_, bias, dy, ..))| {
+        (y * tensor(dy, bias.len(), dtype).detach()).sum()
+    });
+    let gradients = scalars.reduce(|x, y| x + y).expect("two").backward();
+    let mut dx = vec![0.0; x.len()];
+    for ((y, (weight, bias, dy, a, b)), leaves) in y.into_iter().zip(plain).zip(leaves) {
+        let outputs = bias.len();
+        let scaled = |x: Vec<f64>| -> Vec<f64> { x.iter().map(|x| x * SCALE).collect() };
+        let h = scaled(product(&x, &transposed(&a, inputs), inputs));
+        let dh = scaled(product(&dy, &transposed(&b, outputs), outputs));
+        let mut expected = sum(product(&x, &weight, inputs), &product(&h, &b, RANK));
+        if outputs == 34 {
+            expected = sum(expected, &bias);
+        }
+        dx = sum(dx, &product(&dy, &transposed(&weight, outputs), outputs));
+        dx = sum(dx, &product(&dh, &a, RANK));
+        let da = product(&transposed(&dh, RANK), &x, rows);
+        let db = product(&transposed(&h, RANK), &dy, rows);
+        let dweight = product(&transposed(&x, inputs), &dy, rows);
+        near("y", &y.inner(), &expected, [unit, unit * 0.03 + 1e-6]);
+        let gradient = |of: &Tensor<2>| of.grad(&gradients).expect("tracked");
+        let (weight_of, a_of, b_of) = leaves;
+        near("dweight", &gradient(&weight_of), &dweight, [unit, unit]);
+        // h and dh are rounded to the type of x.
+        near("da", &gradient(&a_of), &da, [unit, unit]);
+        near("db", &gradient(&b_of), &db, [unit, unit]);
+    }
+    let dx_of = x_of.grad(&gradients).expect("tracked");
+    near("dx", &dx_of, &dx, [unit, 2.0 * unit]);
+}
+
+#[test]
 fn an_infinite_or_missing_number_stays_one() {
     let device = Device::flex();
     for value in [f32::NAN, f32::INFINITY] {
@@ -132,5 +204,21 @@ fn sizes_and_types_that_do_not_fit_are_named() {
     ] {
         let error = linear(x.clone(), weight, None, adapter).unwrap_err();
         assert!(error.to_string().contains(expected), "{error}");
+    }
+    let adapter = |a, b, parts| {
+        let (a, b) = (of(a, DType::F32), of(b, DType::F32));
+        let factor = |x: &Tensor<2>| of([parts * x.dims()[0], x.dims()[1]], DType::BF16);
+        let factors = [factor(&a), factor(&b)];
+        Adapter { a, b, factors }
+    };
+    for (layer, expected) in [
+        (adapter([2, 5], [2, 6], 2), "a has"),
+        (adapter([2, 4], [3, 6], 2), "b has"),
+        (adapter([2, 4], [2, 6], 1), "the factor of a"),
+        (adapter([0, 4], [0, 6], 2), "rank"),
+    ] {
+        let error = adapted_linears(x.clone(), [(of([4, 6], DType::BF16), None, layer)]);
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
     }
 }

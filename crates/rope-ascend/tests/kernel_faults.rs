@@ -23,9 +23,10 @@ use std::path::Path;
 use ascend_sim::abi::runtime::aclrtMemcpy;
 use ascend_sim::{Machine, Violation, control};
 use half::{bf16, f16};
-use rope_ascend::rope::{AngleGradient, Heads, Operand, Rotation, Rotator, Unit};
+use rope_ascend::rope::{AngleGradient, Heads, LayerKernels, Operand, Rotation, Rotator, Unit};
 use rope_ascend::safe::DeviceBuffer;
 use rope_core::{Direction, Geometry, HeadNorm, HeadsLayout, Layout, NormOrder, Pairing, Strides};
+use support::layer::{self, Case as LayerCase};
 use support::norm::{Case as NormCase, run as run_norm, run_into as run_norm_into};
 use support::rotate_plainly;
 use support::{At, Bench, Number, Numbers, angles, index, kernel_names, pair_channels};
@@ -48,6 +49,8 @@ const MATRIX: &str = "rope_matrix.h";
 const ROTATE: &str = "rope_rotate.h";
 const ANGLE_GRAD: &str = "rope_angle_grad.h";
 const NORM: &str = "rope_norm.h";
+const LOW_RANK: &str = "rope_low_rank.h";
+const SWIGLU: &str = "rope_swiglu.h";
 const BARRIER: &str = "VectorBarrier();";
 /// The number that lets half of the blocks do the work of all: the others are beyond the launch.
 const HALF: i32 = -2;
@@ -82,6 +85,31 @@ macro_rules! faults {
 }
 
 const FAULTS: &[Fault] = faults! {
+    LOW_RANK "a sum is rounded towards zero" => Wrong;
+        "ConvertRows(slot, columns, sum, columns, RoundMode::CAST_RINT," =>
+            "ConvertRows(slot, columns, sum, columns, \
+             FAULT ? RoundMode::CAST_TRUNC : RoundMode::CAST_RINT,";
+    LOW_RANK "the second part of h is left out" => Wrong;
+        "if (t_.parts > 1) {" => "if (t_.parts > 1 && !(FAULT)) {";
+    LOW_RANK "the last rank is left out" => Wrong;
+        "Min(kLowRankChunk, t_.rank - first)" => "Min(kLowRankChunk, t_.rank - first) - (FAULT)";
+    LOW_RANK "b is of the first columns" => Wrong;
+        "DataCopyPad(b, b_[column_]," => "DataCopyPad(b, b_[(FAULT) ? 0 : column_],";
+    LOW_RANK "b is not given back" => By("queue", "FreeTensor is missing");
+        "        }\n        factor_.FreeTensor(factor);" =>
+            "        }\n        if (!(FAULT)) factor_.FreeTensor(factor);";
+    LOW_RANK "the rows of one tile belong to two cores" => By("block-conflict", "blocks run in any");
+        "const uint64_t end = tiles * (block + 1) / blocks;" =>
+            "const uint64_t end = tiles * (block + 1) / blocks + (FAULT && block + 1 < blocks);";
+    LOW_RANK "a row too many is stored" => By("gm-out-of-bounds", "DataCopyPad");
+        "DataCopyPad(y_[start], slot,\n                    Rectangle<T>(height_," =>
+            "DataCopyPad(y_[start], slot,\n                    Rectangle<T>(height_ + (FAULT),";
+    SWIGLU "the gate has another sign" => Wrong;
+        "AscendC::Muls(s, g, -1.0f, n);" => "AscendC::Muls(s, g, FAULT ? 1.0f : -1.0f, n);";
+    SWIGLU "an element too many is moved" => By("gm-out-of-bounds", "DataCopyPad");
+        "copy.blockLen = count_ *" => "copy.blockLen = (count_ + (FAULT)) *";
+    SWIGLU "up is not given back" => By("queue", "FreeTensor is missing");
+        "up_.FreeTensor(up);" => "if (!(FAULT)) up_.FreeTensor(up);";
     ROTATE "ties round away from zero" => Wrong;
         "RoundMode::CAST_RINT" => "(FAULT ? RoundMode::CAST_ROUND : RoundMode::CAST_RINT)";
     BASE "the start in global memory has 32 bits" => Wrong;
@@ -283,6 +311,7 @@ fn function_of(line: &str) -> Option<&str> {
 enum Trials {
     Vector,
     Norm,
+    Layer,
     Cube,
     TwoCores,
     FarHeads,
@@ -297,10 +326,10 @@ struct Seeded {
 
 /// The trials of the vector cores that run the code of a file.
 fn by_vector_cores(file: &str) -> Trials {
-    if file == NORM {
-        Trials::Norm
-    } else {
-        Trials::Vector
+    match file {
+        NORM => Trials::Norm,
+        LOW_RANK | SWIGLU => Trials::Layer,
+        _ => Trials::Vector,
     }
 }
 
@@ -813,6 +842,39 @@ fn try_norm(binary: &[u8]) -> Found {
     None
 }
 
+/// The trials of the kernels of layers in order, until one is not as it should be.
+fn try_layers(binary: &[u8]) -> Found {
+    let machine = Machine {
+        vector_cores: 2,
+        ..Machine::default()
+    };
+    let low_rank = |size, rank, parts, rounds_h| LayerCase {
+        size,
+        rank,
+        parts,
+        rounds_h,
+    };
+    let cases = [
+        low_rank([130, 300], 13, 2, true),
+        low_rank([300, 70], 3, 1, false),
+        low_rank([1, 1], 1, 1, true),
+    ];
+    let run = |bench: &Bench| {
+        let kernels = LayerKernels::new(&bench.stream, bench.kernels.clone());
+        for case in cases {
+            layer::low_rank::<bf16>(bench, &kernels, case)?;
+            let rounds_h = false;
+            layer::low_rank::<f32>(bench, &kernels, LayerCase { rounds_h, ..case })?;
+        }
+        for count in [7, 70_001] {
+            layer::gate::<bf16>(bench, &kernels, count)?;
+            layer::gate::<f32>(bench, &kernels, count)?;
+        }
+        Ok(())
+    };
+    try_one(binary, machine, "layers".to_owned(), &run)
+}
+
 /// The trials of the rotation and of the angles' gradients by the vector cores in order, until one
 /// is not as it should be.
 fn try_all(binary: &[u8]) -> Found {
@@ -911,6 +973,7 @@ fn every_fault_in_the_kernels_is_caught() {
     let by = |trials| match trials {
         Trials::Cube => try_cube(&binary),
         Trials::Norm => try_norm(&binary),
+        Trials::Layer => try_layers(&binary),
         Trials::Vector => try_all(&binary),
         Trials::TwoCores => try_two_cores(&binary),
         Trials::FarHeads => try_far_heads(&binary),
@@ -919,6 +982,7 @@ fn every_fault_in_the_kernels_is_caught() {
         Trials::Cube,
         Trials::Vector,
         Trials::Norm,
+        Trials::Layer,
         Trials::TwoCores,
         Trials::FarHeads,
     ];

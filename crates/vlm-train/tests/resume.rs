@@ -300,6 +300,40 @@ fn a_changed_run_is_damaged() {
     assert!(error.contains("its folder of step 5"), "{error}");
 }
 
+/// Transposes the first matrices of the adapters, as they were stored up to version 1, and returns
+/// the checksum of the tensors.
+fn transpose_adapters(path: &Path) -> u64 {
+    let TrainedParts::Lora(config) = lora() else {
+        unreachable!("adapters");
+    };
+    let mut bytes = std::fs::read(path).unwrap();
+    let start = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: serde_json::Value = serde_json::from_slice(&bytes[8..start]).unwrap();
+    let mut transposed = 0;
+    for (name, tensor) in header.as_object().unwrap() {
+        if !name.ends_with(".lora_A.weight") {
+            continue;
+        }
+        let offset = |index: usize| start + tensor["data_offsets"][index].as_u64().unwrap() as usize;
+        let place = &mut bytes[offset(0)..offset(1)];
+        let rows: Vec<f32> = place
+            .chunks_exact(4)
+            .map(|x| f32::from_le_bytes(x.try_into().unwrap()))
+            .collect();
+        let inputs = rows.len() / config.rank;
+        let columns = (0..inputs).flat_map(|i| rows.iter().skip(i).step_by(inputs));
+        for (to, from) in place.chunks_exact_mut(4).zip(columns) {
+            to.copy_from_slice(&from.to_le_bytes());
+        }
+        transposed += 1;
+    }
+    assert!(transposed > 3, "values and moments");
+    std::fs::write(path, &bytes).unwrap();
+    let mut checksum = vlm_data::Fingerprint::default();
+    checksum.add(&bytes[start..]);
+    checksum.value()
+}
+
 /// As the release before wrote it.
 #[test]
 fn a_checkpoint_of_version_0_is_continued() {
@@ -324,13 +358,24 @@ fn a_checkpoint_of_version_0_is_continued() {
         "data": "8 samples", "model": "/somewhere/else", "precision": "F32", "pixels": "None",
         "batch": "Samples(8)", "cut": "Packed { tokens: 4096 }", "weights": "0123456789abcdef"
     });
+    let today = resume(&recipe, &folder.0).unwrap();
+    let state = folder.0.join("checkpoint-00000003/state.safetensors");
+    run["checksum"] = transpose_adapters(&state).into();
     std::fs::write(&path, run.to_string()).unwrap();
     let trainer = Trainer::new(load(FAMILY).1, recipe.clone()).unwrap();
     let mut now = identity();
     now.insert("batch".to_owned(), 8.into());
     now.insert("precision".to_owned(), "f32".into());
     now.insert("an option of today".to_owned(), true.into());
-    assert_eq!(trainer.clone().resume(&folder.0, &now).unwrap().steps(), 3);
+    let before = trainer.clone().resume(&folder.0, &now).unwrap();
+    assert_eq!(before.steps(), 3);
+    let config = load(FAMILY).0;
+    let mut trainers = [today, before];
+    for trainer in &mut trainers {
+        trainer.step(&singles(3, &config)).unwrap();
+    }
+    let [today, before] = trainers.map(|x| x.model().sample_parameters(64, true).unwrap());
+    assert_eq!(today, before, "moments and values of the adapters");
     now.insert("batch".to_owned(), 9.into());
     let error = trainer
         .clone()

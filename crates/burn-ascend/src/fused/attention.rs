@@ -314,19 +314,25 @@ impl Plan {
         let rows_shape = [batch, heads, queries, STATISTICS];
         let layout = self.layout;
         let out = layout.empty(&self.context, out_shape, q.dtype());
-        let statistics = || {
-            layout
-                .statistics_layout()
-                .empty(&self.context, rows_shape, DType::F32)
-        };
-        let (max, sum) = (statistics(), statistics());
+        // One memory for both, so that a view has a number of each.
+        let both_shape = [2 * batch, heads, queries, STATISTICS];
+        let both = layout.statistics_layout();
+        let both = both.empty(&self.context, both_shape, DType::F32);
+        let half = both.len() / 2;
+        let [max, sum] = [0, half].map(|start| {
+            let mut dims = both.dims().to_vec();
+            dims[0] /= 2;
+            both.view(Shape::from(dims), both.strides().to_vec(), start)
+        });
         let inputs = [q, k, v].map(|x| layout.apply(x));
         let strides = self.mask_strides();
         let call = self.call(&inputs, &strides)?;
         let [max_view, sum_view, out_view] = views([&max, &sum, &out])?;
         call.forward([max_view, sum_view, out_view])?;
-        let first = |x| column(&layout.statistics_layout().restore(x, rows_shape), 0, 1);
-        let softmax = Ascend::float_cat(vec![first(max), first(sum)], 3);
+        let max = layout.statistics_layout().restore(max, rows_shape);
+        let mut strides = max.strides().to_vec();
+        strides[3] = half;
+        let softmax = max.view(Shape::from([batch, heads, queries, 2]), strides, 0);
         Ok([self.hide(layout.restore(out, out_shape)), softmax])
     }
 
@@ -337,7 +343,12 @@ impl Plan {
         let layout = self.layout;
         let gradient = self.hide(gradient.clone());
         let statistics = |index| {
-            let repeated = column(softmax, index, STATISTICS);
+            let own = column(softmax, index, STATISTICS, 1);
+            let own = layout.statistics_layout().apply(&own);
+            if softmax.strides()[3] == own.len() && own.is_contiguous() {
+                return own;
+            }
+            let repeated = column(softmax, index, STATISTICS, 0);
             layout.statistics_layout().apply(&repeated).contiguous()
         };
         let (max, sum) = (statistics(0), statistics(1));
@@ -437,11 +448,11 @@ fn views<const N: usize>(tensors: [&AscendTensor; N]) -> Result<[View<'_>; N], R
     launch::views(tensors).map_err(Refusal::from)
 }
 
-/// A column of a tensor's last dimension, `copies` times.
-fn column(x: &AscendTensor, index: usize, copies: usize) -> AscendTensor {
+/// A column of a tensor's last dimension with the elements behind it, `step` apart.
+fn column(x: &AscendTensor, index: usize, count: usize, step: usize) -> AscendTensor {
     let (mut dims, mut strides) = (x.dims().to_vec(), x.strides().to_vec());
     let offset = x.offset() + index * strides[3];
-    (dims[3], strides[3]) = (copies, 0);
+    (dims[3], strides[3]) = (count, step);
     x.view(Shape::from(dims), strides, offset)
 }
 

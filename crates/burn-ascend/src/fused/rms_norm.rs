@@ -1,7 +1,7 @@
 //! RMSNorm by the vendor's operators, and by ordinary operations beyond their limits.
 
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{DType, FloatDType, Shape, TensorMetadata, ops::FloatTensorOps};
+use burn::backend::{DType, Shape, TensorMetadata};
 use burn_attention::RmsNormOps;
 use burn_attention::composed::rms_norm as composed;
 use burn_fused::like;
@@ -31,7 +31,8 @@ impl RmsNormOps for Ascend {
         rstd: FloatTensor<Self>,
         gradient: FloatTensor<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let outputs = Outputs::new(&x, [like(&x), like(&weight)]);
+        let of_weight = (weight.shape(), DType::F32);
+        let outputs = Outputs::new(&x, [like(&x), of_weight]);
         let outcome = backward(&x, &weight, &rstd, &gradient).map_err(|refusal| (refusal, ()));
         let gradients = outputs.or_composed(outcome, |()| {
             composed::backward::<Self>(x, weight, rstd, gradient).into()
@@ -90,6 +91,5 @@ fn backward(
     let operators = context.operators();
     let done = operators.rms_norm_grad(dy, x, rstd, weight_view, dx_view, dweight_view);
     done.map_err(Refusal::operator)?;
-    let dweight = Ascend::float_cast(dweight, FloatDType::from(weight.dtype()));
     Ok([dx, dweight])
 }

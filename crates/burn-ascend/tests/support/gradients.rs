@@ -8,7 +8,8 @@ use burn::backend::tensor::{Device, FloatTensor, IndexingUpdateOp};
 use burn::backend::{
     Autodiff, AutodiffBackend, Backend, BoolStore, DType, TensorData, TensorMetadata, read_sync,
 };
-use burn::tensor::{Shape, Slice};
+use burn::tensor::{FloatDType, Shape, Slice};
+use burn_attention::{AdapterOps, Bias, SwiGluOps};
 
 use super::compare::{Tolerance, compare};
 use super::input::{
@@ -16,6 +17,11 @@ use super::input::{
     View::{self, Contiguous, Sliced, Stepped, Transposed},
 };
 use super::suite::{Args, Failures, caught};
+
+/// A backend with the operations that are tested.
+pub(crate) trait Tested: AdapterOps + SwiGluOps {}
+
+impl<B: AdapterOps + SwiGluOps> Tested for B {}
 
 type A<B> = Autodiff<B>;
 type Expression<B> = Box<dyn Fn(&mut Args<A<B>>) -> FloatTensor<A<B>>>;
@@ -79,7 +85,7 @@ fn mean_last<B: Backend>(x: FloatTensor<A<B>>) -> FloatTensor<A<B>> {
     A::<B>::float_mean_dim(x, last)
 }
 
-fn expressions<B: Backend>(g: &mut Gradients<B>) {
+fn expressions<B: Tested>(g: &mut Gradients<B>) {
     g.unary("exp", &SPREAD, A::<B>::float_exp);
     g.unary("log", &POSITIVE, A::<B>::float_log);
     g.unary("sqrt", &POSITIVE, A::<B>::float_sqrt);
@@ -211,6 +217,36 @@ fn expressions<B: Backend>(g: &mut Gradients<B>) {
         };
         A::<B>::attention(a.f(), a.f(), a.f(), None, None, options)
     });
+
+    for view in [Contiguous, Transposed, Sliced] {
+        let inputs = [(); 2].map(|()| g.x(&[9, 70], view, &SPREAD));
+        g.push("gate", inputs.into(), |a| A::<B>::swiglu_forward(a.f(), a.f()));
+    }
+    for ([rows, channels, outputs], has_bias) in [([5, 6, 7], true), ([33, 40, 70], false)] {
+        let shapes = [[rows, channels], [channels, outputs], [3, channels], [3, outputs]];
+        let mut inputs: Vec<Input> =
+            shapes.iter().map(|shape| g.x(shape, Contiguous, &UNIT)).collect();
+        inputs.extend(has_bias.then(|| g.x(&[outputs], Contiguous, &UNIT)));
+        let dtype = g.dtype;
+        g.push("linear layer with an adapter", inputs, move |args| {
+            let (x, weight, a, b) = (args.f(), args.f(), args.f(), args.f());
+            let bias = if has_bias { Bias::Added(args.f()) } else { Bias::Absent };
+            let [a, b] = [a, b].map(|x| A::<B>::float_cast(x, FloatDType::F32));
+            let factor = |x: &FloatTensor<A<B>>| {
+                let x = A::<B>::inner(x.clone());
+                if dtype == DType::F32 {
+                    return A::<B>::from_inner(x);
+                }
+                let upper = B::float_cast(x.clone(), dtype.into());
+                let rest = B::float_sub(x, B::float_cast(upper.clone(), FloatDType::F32));
+                let lower = B::float_cast(rest, dtype.into());
+                A::<B>::from_inner(B::float_cat(vec![upper, lower], 0))
+            };
+            let h = A::<B>::adapter_inner(factor(&a), x.clone());
+            let factor = factor(&b);
+            A::<B>::adapted_linear(x, weight, bias, h, a, b, factor)
+        });
+    }
 
     let patches = vec![
         g.x(&[2, 3, 6, 4], Sliced, &UNIT),
@@ -350,7 +386,7 @@ impl<B: Backend> Gradient<B> {
 }
 
 /// Every expression's value and gradients, with inputs in views, against Flex with plain inputs.
-pub(crate) fn against_flex<B: Backend>(device: &Device<B>, dtype: DType) {
+pub(crate) fn against_flex<B: Tested>(device: &Device<B>, dtype: DType) {
     let mut flex = Gradients::<Flex> {
         dtype,
         random: Random(3),

@@ -1,8 +1,9 @@
 //! The backward, for autodiff over any backend: the node keeps x, the weight and rstd.
 
-use burn::backend::AutodiffBackend;
 use burn::backend::autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 use burn::backend::tensor::FloatTensor;
+use burn::backend::{AutodiffBackend, TensorMetadata};
+use burn_fused::primitive::cast;
 use burn_fused::{node, parts};
 
 use super::op::RmsNormOps;
@@ -19,9 +20,10 @@ impl<B: RmsNormOps, C: CheckpointStrategy> RmsNormOps for Autodiff<B, C> {
             nodes,
             [x, weight, rstd.clone()],
             |_| out,
-            |[x, weight, rstd], gradient, _| {
+            |[x, weight, rstd], gradient, [_, wants_weight]| {
+                let dtype = weight.dtype().into();
                 let (dx, dweight) = B::rms_norm_backward(x, weight, rstd, gradient);
-                [Some(dx), Some(dweight)]
+                [Some(dx), wants_weight.then(|| cast::<B>(dweight, dtype))]
             },
         );
         (out, Self::from_inner(rstd))

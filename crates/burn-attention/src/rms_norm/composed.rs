@@ -37,7 +37,7 @@ pub fn backward<B: Backend>(
     let [x, weight, gradient] = [x, weight, gradient].map(widen::<B>);
     let weight = with_rank::<B>(weight, rank);
     let (dx, dweight) = rms_norm::gradients::<B>(x, weight, rstd, gradient);
-    (cast::<B>(dx, dtype), cast::<B>(dweight, dtype))
+    (cast::<B>(dx, dtype), dweight)
 }
 
 /// NaN for a row whose squares leave the type: their mean is infinite, and the row would silently be

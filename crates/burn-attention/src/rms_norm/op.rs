@@ -28,7 +28,8 @@ pub trait RmsNormOps: Backend {
         composed::forward::<Self>(x, weight, epsilon)
     }
 
-    /// Computes the gradients of x and the weight from the output's gradient.
+    /// Computes the gradients of x, and of the weight in the type of rstd, from the output's
+    /// gradient.
     fn rms_norm_backward(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,

@@ -33,7 +33,7 @@ impl WireOp for Forward {
 }
 
 impl WireOp for Backward {
-    const VERSION: u64 = Forward::VERSION;
+    const VERSION: u64 = 3;
     type Error = AttentionError;
 
     fn write(&self, _: &mut Writer) {}
@@ -69,7 +69,7 @@ impl RmsNormOps for Remote {
         rstd: FloatTensor<Self>,
         gradient: FloatTensor<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let outputs = [like(&x), like(&weight)];
+        let outputs = [like(&x), (weight.shape(), rstd.dtype())];
         send(
             BACKWARD,
             &Backward,

@@ -13,6 +13,7 @@
     reason = "test code"
 )]
 
+pub mod layer;
 pub mod norm;
 
 use ascend_sim::Session;

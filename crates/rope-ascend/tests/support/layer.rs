@@ -1,0 +1,208 @@
+//! The kernels of layers compared with plain f64 loops.
+
+use rope_ascend::AscendError;
+use rope_ascend::rope::{Gate, GateBackward, LayerKernels, LowRankTerm, Part};
+use rope_ascend::safe::{DeviceBuffer, DeviceMemory};
+
+use super::{Bench, Number, Numbers};
+
+fn text(error: AscendError) -> String {
+    error.to_string()
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    pub size: [usize; 2],
+    pub rank: usize,
+    pub parts: usize,
+    pub rounds_h: bool,
+}
+
+fn numbers(seed: u64, count: usize) -> Vec<f64> {
+    let mut numbers = Numbers(seed);
+    (0..count).map(|_| numbers.unit()).collect()
+}
+
+/// Elements before and after each tensor, which must stay.
+const MARGIN: usize = 24;
+
+/// Compares a low-rank term with f64.
+pub fn low_rank<T: Number>(
+    bench: &Bench,
+    kernels: &LayerKernels,
+    case: Case,
+) -> Result<(), String> {
+    let Case {
+        size: [rows, columns],
+        rank,
+        parts,
+        rounds_h,
+    } = case;
+    let stream = &bench.stream;
+    let narrow = |x: &f64| T::of(*x);
+    let wide = |x: &f64| *x as f32;
+    let y_before: Vec<T> = numbers(1, 2 * MARGIN + rows * columns)
+        .iter()
+        .map(narrow)
+        .collect();
+    let gap = 7;
+    let part_stride = if parts == 2 { rank * rows + gap } else { 0 };
+    let h: Vec<f32> = numbers(2, MARGIN + part_stride + rank * rows)
+        .iter()
+        .map(wide)
+        .collect();
+    let b: Vec<f32> = numbers(3, MARGIN + rank * columns)
+        .iter()
+        .map(wide)
+        .collect();
+    let mut y = stream.upload(&y_before).map_err(text)?;
+    let (h_memory, b_memory) = (
+        stream.upload(&h).map_err(text)?,
+        stream.upload(&b).map_err(text)?,
+    );
+    let marks = vec![T::of(0.5); 2 * MARGIN + rank * rows];
+    let mut rounded = stream.upload(&marks).map_err(text)?;
+    let starts = [0, part_stride];
+
+    kernels
+        .add_low_rank(LowRankTerm {
+            element: T::TYPE,
+            size: case.size,
+            rank,
+            part_starts: &starts[..parts],
+            y: Part {
+                memory: &mut y,
+                offset: MARGIN,
+            },
+            h: Part {
+                memory: &h_memory,
+                offset: MARGIN,
+            },
+            b: Part {
+                memory: &b_memory,
+                offset: MARGIN,
+            },
+            rounded_h: rounds_h.then_some(Part {
+                memory: &mut rounded,
+                offset: MARGIN,
+            }),
+        })
+        .map_err(text)?;
+    stream.synchronize().map_err(text)?;
+    let found = stream.download(&y).map_err(text)?;
+    let whole_h = |r: usize, t: usize| -> f64 {
+        let part = |part: usize| h[MARGIN + part * part_stride + r * rows + t];
+        f64::from((1..parts).fold(part(0), |sum, next| sum + part(next)))
+    };
+    for (index, (found, before)) in found.iter().zip(&y_before).enumerate() {
+        let inside = index
+            .checked_sub(MARGIN)
+            .filter(|index| *index < rows * columns);
+        let Some(index) = inside else {
+            if found.wide().to_bits() == before.wide().to_bits() {
+                continue;
+            }
+            return Err(format!("{case:?}: {index} outside is {found:?}"));
+        };
+        let (t, c) = (index / columns, index % columns);
+        let terms = (0..rank).map(|r| whole_h(r, t) * f64::from(b[MARGIN + r * columns + c]));
+        let expected = before.wide() + terms.sum::<f64>();
+        let bound = 1e-6 * (1.0 + rank as f64) + T::half_ulp(expected) * 1.01;
+        let apart = (found.wide() - expected).abs();
+        if apart > bound || apart.is_nan() {
+            return Err(format!(
+                "{case:?}: [{t}, {c}] is {found:?}, expected {expected}"
+            ));
+        }
+    }
+    let found = stream.download(&rounded).map_err(text)?;
+    for (index, found) in found.iter().enumerate() {
+        let inside = index
+            .checked_sub(MARGIN)
+            .filter(|index| *index < rank * rows && rounds_h);
+        let expected = inside.map_or(0.5, |index| whole_h(index / rows, index % rows));
+        let expected = T::rounded(expected as f32).wide();
+        if found.wide() != expected {
+            return Err(format!("{case:?}: rounded h at {index}"));
+        }
+    }
+    Ok(())
+}
+
+/// Compares the gate and its backward with f64.
+pub fn gate<T: Number>(bench: &Bench, kernels: &LayerKernels, count: usize) -> Result<(), String> {
+    let stream = &bench.stream;
+    let tensor = |seed, scale: f64| -> Vec<T> {
+        let numbers = numbers(seed, MARGIN + count + MARGIN);
+        numbers.iter().map(|x| T::of(x * scale)).collect()
+    };
+    // Gates from where the sigmoid is 0 to where it is 1.
+    let [gate, up, dy] = [tensor(4, 60.0), tensor(5, 2.0), tensor(6, 2.0)];
+    let upload = |x: &[T]| stream.upload(x).map_err(text);
+    let (gates, ups, dys) = (upload(&gate)?, upload(&up)?, upload(&dy)?);
+    fn part<T: Number>(memory: &DeviceBuffer<T>) -> Part<&DeviceMemory> {
+        let offset = MARGIN;
+        Part { memory, offset }
+    }
+    let mut y = upload(&gate)?;
+    kernels
+        .gate(Gate {
+            element: T::TYPE,
+            elements: count,
+            gate: part(&gates),
+            up: part(&ups),
+            y: Part {
+                memory: &mut y,
+                offset: MARGIN,
+            },
+        })
+        .map_err(text)?;
+    let (mut gate_gradient, mut up_gradient) = (upload(&gate)?, upload(&up)?);
+    kernels
+        .gate_backward(GateBackward {
+            element: T::TYPE,
+            elements: count,
+            gate: part(&gates),
+            up: part(&ups),
+            gradient: part(&dys),
+            gate_gradient: Part {
+                memory: &mut gate_gradient,
+                offset: MARGIN,
+            },
+            up_gradient: Part {
+                memory: &mut up_gradient,
+                offset: MARGIN,
+            },
+        })
+        .map_err(text)?;
+    stream.synchronize().map_err(text)?;
+    let download = |x| stream.download(x).map_err(text);
+    let found = [
+        download(&y)?,
+        download(&gate_gradient)?,
+        download(&up_gradient)?,
+    ];
+    for index in 0..gate.len() {
+        let inside = (MARGIN..MARGIN + count).contains(&index);
+        let [g, u, d] = [&gate, &up, &dy].map(|x| x[index].wide());
+        let s = 1.0 / (1.0 + (-g).exp());
+        // The slope is a difference of terms.
+        let terms = (1.0 + d.abs()) * s * (1.0 + g.abs()) * (1.0 + u.abs());
+        let expected = if inside {
+            [g * s * u, d * (s + g * s * (1.0 - s)) * u, d * g * s]
+        } else {
+            [g, g, u]
+        };
+        for (found, expected) in found.iter().zip(expected) {
+            let bound = 1e-6 * (terms + 1e-4) + T::half_ulp(expected) * 1.01;
+            let apart = (found[index].wide() - expected).abs();
+            if apart > bound || apart.is_nan() {
+                return Err(format!(
+                    "{count}: {:?} at {index}, expected {expected}",
+                    found[index]
+                ));
+            }
+        }
+    }
+    Ok(())
+}
