@@ -487,6 +487,7 @@ fn backward_of(heads: usize, gradient_heads: usize, norm: Option<HeadNorm>) {
                 geometry,
                 layout,
                 norm,
+                skips_weight: false,
             };
             let weight = Tensor::<1>::zeros([16], &device).into_dispatch();
             Dispatch::norm_rotary_backward(x, weight, angles, gradient, op);

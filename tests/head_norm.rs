@@ -142,6 +142,7 @@ fn wrong_weights_are_named() {
         geometry: rotary.spec().geometry(),
         layout: Layout::Bsnd,
         norm,
+        skips_weight: false,
     };
     let weight = Tensor::<1>::ones([16], &device).cast(FloatDType::BF16);
     let refused = op.check_weight(

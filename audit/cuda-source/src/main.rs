@@ -441,6 +441,7 @@ impl Case {
             geometry,
             layout: self.layout,
             norm: HeadNorm::new(1e-6).expect("valid").with_order(order),
+            skips_weight: false,
         };
         let q = heads(HEADS);
         let other = self.shared.then(|| q.clone());

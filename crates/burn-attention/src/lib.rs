@@ -23,7 +23,9 @@ mod short_convolution;
 mod swiglu;
 
 pub use adamw::{AdamWOp, AdamWOps, AdamWUpdate, adamw};
-pub use adapter::{Adapter, AdapterOps, adapted_linears, has_adapter_kernels, scaled_parts};
+pub use adapter::{
+    Adapter, AdapterOps, adapted_linears, has_adapter_kernels, scaled_parts, wide_linear,
+};
 pub use attention::{
     Attention, AttentionMask, AttentionOp, AttentionOps, Bias, Kept, MaskRules, Pattern, Window,
 };

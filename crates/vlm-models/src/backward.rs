@@ -78,11 +78,11 @@ impl Vlm {
     ) -> Result<f64> {
         let draws = how.seeds.map(|seeds| batch.draws(seeds)).transpose()?;
         let draws = draws.as_ref();
+        let model = self.for_pass(true);
         if how.recompute {
-            let model = self.for_pass();
             return model.backward_by_layer(batch, labels, (how.weight, draws), trace, each);
         }
-        let hidden = self.hidden(batch, draws, &mut [], trace)?;
+        let hidden = model.hidden(batch, draws, &mut [], trace)?;
         self.trace_logits(&hidden, trace);
         let loss = self.loss_of(hidden, batch, labels)?;
         if loss.is_tracked() {

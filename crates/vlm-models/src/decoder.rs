@@ -3,7 +3,8 @@
 use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig};
 use burn::tensor::activation::sigmoid;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
+use burn_attention::has_adapter_kernels;
 use rope_burn::{Implementation, Rotary, RotaryAngles, RotaryConfig};
 use rope_core::{HeadNorm, Layout, Positions};
 
@@ -60,6 +61,32 @@ impl Decoder {
     /// cos and sin of a step's tokens, for all layers.
     pub(crate) fn angles(&self, positions: &Positions, device: &Device) -> Result<RotaryAngles> {
         Ok(self.rotary.try_angles(positions, device)?)
+    }
+
+    /// Prepares the frozen norms of heads for a pass: their weights become f32 together.
+    pub(crate) fn prepare(&mut self) {
+        let attention = self
+            .layers
+            .iter_mut()
+            .filter_map(|layer| layer.self_attn.as_mut());
+        let norms = attention.flat_map(|x| x.q_norm.iter_mut().chain(x.k_norm.iter_mut()));
+        let is_waiting = |norm: &&mut RmsNorm| {
+            norm.wide_weight.is_none() && !norm.weight.val().is_require_grad()
+        };
+        let norms: Vec<&mut RmsNorm> = norms.filter(is_waiting).collect();
+        let weights: Vec<_> = norms.iter().map(|norm| norm.weight.val()).collect();
+        let lengths: Vec<usize> = weights.iter().map(|weight| weight.dims()[0]).collect();
+        let is_narrow = weights.first().is_some_and(|weight| {
+            has_adapter_kernels(&weight.device()) && weight.dtype().size() < size_of::<f32>()
+        });
+        if !is_narrow {
+            return;
+        }
+        let weights = Tensor::cat(weights, 0).cast(DType::F32);
+        let weights = weights.split_with_sizes(lengths, 0);
+        for (norm, weight) in norms.into_iter().zip(weights) {
+            norm.wide_weight = Some(weight);
+        }
     }
 
     /// The number of layers and of caches.
@@ -284,7 +311,9 @@ impl SelfAttention {
                     let (q, k) = (q_norm.forward(q.clone())?, k_norm.forward(k.clone())?);
                     keep("pre", &q, &k);
                 }
-                let weights = [q_norm, k_norm].map(|norm| norm.weight.val());
+                let weight = |norm: &RmsNorm| norm.wide_weight.clone();
+                let weights =
+                    [q_norm, k_norm].map(|norm| weight(norm).unwrap_or_else(|| norm.weight.val()));
                 let norm = HeadNorm::new(q_norm.epsilon)?.with_unit_offset(q_norm.unit_offset);
                 self.rotary.try_forward_norm(q, k, weights, norm, angles)?
             }

@@ -137,7 +137,7 @@ impl Vlm {
         each: &mut dyn FnMut(usize, i64),
     ) -> Result<Vec<Vec<i64>>> {
         options.check()?;
-        let model = self.for_pass();
+        let model = self.for_pass(false);
         let (mut logits, mut cache) = model.prefill(batch)?;
         let mut rows = vec![Vec::new(); batch.sequences.len()];
         let mut seen = vec![HashSet::new(); rows.len()];

@@ -3,7 +3,7 @@
 use burn::module::{Module, Param};
 use burn::nn::LinearConfig;
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use burn_attention::{adapted_linears, has_adapter_kernels, linear, scaled_parts};
+use burn_attention::{adapted_linears, has_adapter_kernels, linear, scaled_parts, wide_linear};
 
 use crate::error::Result;
 use crate::random::Stream;
@@ -21,6 +21,9 @@ pub(crate) struct Linear {
     pub(crate) weight: Param<Tensor<2>>,
     pub(crate) bias: Option<Param<Tensor<1>>>,
     pub(crate) adapter: Option<Adapter>,
+    /// True during a pass whose gradients may be wider than the weights.
+    #[module(skip)]
+    has_wide_gradients: bool,
 }
 
 /// A and B of a [`Linear`], in f32 beside 16-bit weights.
@@ -68,6 +71,7 @@ impl Linear {
             weight: base.weight,
             bias: base.bias,
             adapter: None,
+            has_wide_gradients: false,
         }
     }
 
@@ -127,6 +131,9 @@ impl Linear {
                 let [y] = Self::forward_together([self], x, None)?;
                 Ok(y)
             }
+            (None, _) if self.has_wide_gradients && !x.dims().contains(&0) => {
+                Ok(wide_linear(x, weight, bias)?)
+            }
             (adapter, _) => {
                 let adapter = adapter.as_ref().map(Adapter::scaled);
                 Ok(linear(x, weight, bias, adapter)?)
@@ -170,8 +177,11 @@ impl Linear {
     }
 }
 
-/// Gives the kernels the current values of the adapters of layers: a few operations for all.
-pub(crate) fn prepare_adapters(linears: Vec<&mut Linear>) {
+/// Prepares layers for a pass. Kernels get the current values of all adapters by a few operations.
+pub(crate) fn prepare(mut linears: Vec<&mut Linear>, wide_gradients: bool) {
+    for linear in &mut linears {
+        linear.has_wide_gradients |= wide_gradients && has_adapter_kernels(&linear.weight.device());
+    }
     let mut adapted: Vec<(DType, &mut Adapter)> = linears
         .into_iter()
         .filter_map(|linear| {

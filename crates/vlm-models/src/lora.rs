@@ -7,7 +7,7 @@ use burn::tensor::{DType, Tensor};
 use burn_store::KeyRemapper;
 
 use crate::error::{Result, VlmError};
-use crate::linear::{AdapterConfig, Linear, prepare_adapters};
+use crate::linear::{AdapterConfig, Linear, prepare};
 use crate::model::Vlm;
 use crate::names::{ModulePath, class_name};
 use crate::random::Stream;
@@ -226,10 +226,11 @@ impl Vlm {
     }
 
     /// The model for one pass: its adapters in the form of the device's kernels, if it has any.
-    pub(crate) fn for_pass(&self) -> Self {
+    pub(crate) fn for_pass(&self, wide_gradients: bool) -> Self {
         let mut model = self.clone();
         let linears = model.linears().into_iter();
-        prepare_adapters(linears.map(|(_, linear)| linear).collect());
+        prepare(linears.map(|(_, linear)| linear).collect(), wide_gradients);
+        model.language_model.prepare();
         model
     }
 

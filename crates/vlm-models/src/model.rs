@@ -136,7 +136,7 @@ impl Vlm {
         caches: &mut [LayerCache],
         trace: &mut Trace,
     ) -> Result<Tensor<3>> {
-        let model = self.for_pass();
+        let model = self.for_pass(false);
         let seen = match &batch.vision {
             Some(vision) => Some(model.visual.forward(&vision.inputs, draws, trace)?),
             None => None,

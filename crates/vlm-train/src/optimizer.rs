@@ -14,7 +14,7 @@ use vlm_models::{Parameter, Vlm};
 
 use crate::checkpoint::{Fill, Values};
 use crate::recipe::Recipe;
-use crate::sums::{GradientSums, joined, parts};
+use crate::sums::{GradientSums, is_narrow, joined, parts, widened};
 
 /// The state of all trained parameters.
 #[derive(Clone, Debug)]
@@ -96,6 +96,8 @@ struct Group {
     decay: f64,
     steps: u64,
     has_moments: bool,
+    has_master: bool,
+    dtype: DType,
 }
 
 struct Update<'a> {
@@ -172,12 +174,17 @@ impl<'a> Update<'a> {
     /// The parameters that are updated together with one, if any.
     fn group(&self, id: ParamId, value: &Tensor<1>) -> Option<Group> {
         let (rule, state) = (self.rules.get(&id)?, self.adam.states.get(&id)?);
-        let is_joined = self.gradients.is_joined(id) && !is_narrow(value.dtype());
+        let dtype = value.dtype();
+        // The lost updates of weights without masters are counted for each.
+        let is_counted = is_narrow(dtype) && !self.recipe.masters;
+        let is_joined = self.gradients.is_joined(id) && !is_counted;
         is_joined.then_some(Group {
             rate: rule.rate,
             decay: rule.decay,
             steps: state.steps,
             has_moments: state.moments.is_some(),
+            has_master: state.master.is_some(),
+            dtype,
         })
     }
 
@@ -192,13 +199,14 @@ impl<'a> Update<'a> {
             .filter_map(|id| self.gradients.take(*id))
             .collect();
         let mut all = State::default();
-        let mut moments = [Vec::new(), Vec::new()];
+        let (mut moments, mut masters) = ([Vec::new(), Vec::new()], Vec::new());
         for id in ids {
             let Some(state) = self.adam.states.get_mut(id) else {
                 continue;
             };
             state.steps += 1;
             all.steps = state.steps;
+            masters.extend(state.master.take());
             for (of_all, own) in moments
                 .iter_mut()
                 .zip(state.moments.take().into_iter().flatten())
@@ -210,8 +218,21 @@ impl<'a> Update<'a> {
             all.moments = Some(moments.map(joined));
         }
         let dtype = values[0].dtype();
-        let tensors = [joined(values), joined(gradients)];
-        let [value, _] = all.update(tensors, rule, self.recipe, dtype);
+        let before = if masters.len() == ids.len() {
+            joined(masters)
+        } else {
+            widened(joined(values))
+        };
+        let keeps = all.keeps(dtype, self.recipe);
+        let tensors = [before, joined(gradients)];
+        let [value, rounded] = all.update(tensors, rule, self.recipe, dtype);
+        if keeps {
+            for (id, master) in ids.iter().zip(parts(&value, &lengths)) {
+                if let Some(state) = self.adam.states.get_mut(id) {
+                    state.master = Some(master);
+                }
+            }
+        }
         if let Some(moments) = all.moments {
             let [first, second] = moments.map(|moments| parts(&moments, &lengths));
             for (id, moments) in ids.iter().zip(first.into_iter().zip(second)) {
@@ -220,7 +241,7 @@ impl<'a> Update<'a> {
                 }
             }
         }
-        ids.iter().copied().zip(parts(&value, &lengths)).collect()
+        ids.iter().copied().zip(parts(&rounded, &lengths)).collect()
     }
 
     /// The updated elements of a parameter, in its type; none without a gradient.
@@ -231,14 +252,14 @@ impl<'a> Update<'a> {
         let gradient = self.gradients.take(id)?;
         let before = match state.master.take() {
             Some(master) => master,
-            None => wide(before),
+            None => widened(before),
         };
         state.steps += 1;
         let keeps = state.keeps(dtype, self.recipe);
         let watched = (self.is_watched && is_narrow(dtype) && !keeps).then(|| before.clone());
         let [value, rounded] = state.update([before, gradient], rule, self.recipe, dtype);
         if let Some(before) = watched {
-            let lost = wide(rounded.clone())
+            let lost = widened(rounded.clone())
                 .equal(before.clone())
                 .bool_and(value.clone().not_equal(before));
             self.lost.push(lost.int().sum());
@@ -288,18 +309,6 @@ impl State {
             .expect("a recipe that was checked, and tensors of one parameter");
         self.moments = Some(updated.moments);
         [updated.value, updated.rounded]
-    }
-}
-
-fn is_narrow(dtype: DType) -> bool {
-    !matches!(dtype, DType::F32 | DType::F64)
-}
-
-fn wide(x: Tensor<1>) -> Tensor<1> {
-    if is_narrow(x.dtype()) {
-        x.cast(DType::F32)
-    } else {
-        x
     }
 }
 

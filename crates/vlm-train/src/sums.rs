@@ -11,6 +11,8 @@ pub(crate) struct GradientSums {
     sums: HashMap<ParamId, Tensor<1>>,
     /// Those that are computed together, in this order.
     order: Vec<ParamId>,
+    /// True to leave the conversion of small gradients to [`join`](Self::join).
+    pub(crate) will_join: bool,
     /// Parameters whose gradients are on other ranks.
     elsewhere: HashSet<ParamId>,
 }
@@ -18,6 +20,19 @@ pub(crate) struct GradientSums {
 /// Elements up to which a tensor is computed together with others, where each operation costs a
 /// launch: the time of a longer one is that of its memory.
 pub(crate) const SMALL: usize = 1 << 20;
+
+/// True for a type whose sums are in a wider one.
+pub(crate) fn is_narrow(dtype: DType) -> bool {
+    !matches!(dtype, DType::F32 | DType::F64)
+}
+
+pub(crate) fn widened(x: Tensor<1>) -> Tensor<1> {
+    if is_narrow(x.dtype()) {
+        x.cast(DType::F32)
+    } else {
+        x
+    }
+}
 
 /// One tensor of several.
 pub(crate) fn joined(mut tensors: Vec<Tensor<1>>) -> Tensor<1> {
@@ -46,13 +61,10 @@ const CHUNK: usize = 4096;
 impl GradientSums {
     /// Adds the gradient of a micro-batch. Sums of 16-bit gradients are in f32.
     pub(crate) fn add(&mut self, id: ParamId, gradient: Tensor<1>) {
-        let gradient = match gradient.dtype() {
-            DType::F64 => gradient,
-            _ => gradient.cast(DType::F32),
-        };
         let sum = match self.sums.remove(&id) {
-            Some(earlier) => earlier + gradient,
-            None => gradient,
+            Some(earlier) => widened(earlier) + widened(gradient),
+            None if self.will_join && gradient.dims()[0] <= SMALL => gradient,
+            None => widened(gradient),
         };
         self.sums.insert(id, sum);
     }
@@ -129,7 +141,12 @@ impl GradientSums {
     /// a launch.
     pub(crate) fn join(&mut self, ids: impl Iterator<Item = ParamId>) {
         let is_small = |id: &ParamId| self.sums.get(id).is_some_and(|x| x.dims()[0] <= SMALL);
-        self.order = ids.filter(is_small).collect();
+        let ids: Vec<ParamId> = ids.filter(is_small).collect();
+        let is_narrow = |id: &ParamId| self.sums.get(id).is_some_and(|x| is_narrow(x.dtype()));
+        let (narrow, wide): (Vec<_>, Vec<_>) = ids.into_iter().partition(is_narrow);
+        self.order = narrow;
+        self.together(widened);
+        self.order.extend(wide);
         self.together(|sum| sum);
     }
 

@@ -251,7 +251,9 @@ impl Trainer {
             return Err(VlmTrainError::NoLabels { step, lines });
         }
         let device = self.model.device();
+        let joins = burn_attention::has_adapter_kernels(&device) && self.shards().is_none();
         let (mut loss, mut gradients) = (0.0, GradientSums::default());
+        gradients.will_join = joins && self.peers.is_none();
         let scale = self.loss_scale.map_or(1.0, |scale| scale.factor);
         for (micro, labelled) in batch.iter().zip(labelled) {
             if labelled == 0 {
@@ -290,6 +292,10 @@ impl Trainer {
             }
             loss += mean * weight;
         }
+        let ids = || self.parameters.iter().map(|parameter| parameter.id);
+        if gradients.will_join {
+            gradients.join(ids());
+        }
         if scale != 1.0 {
             gradients.scale(1.0 / scale);
         }
@@ -297,8 +303,7 @@ impl Trainer {
             let summed = peers.sum(loss, gradients, &self.parameters, &device.clone().inner());
             (loss, gradients) = summed.map_err(|failure| failure.step_error(step))?;
         }
-        let ids = || self.parameters.iter().map(|parameter| parameter.id);
-        if burn_attention::has_adapter_kernels(&device) && self.shards().is_none() {
+        if joins && self.peers.is_some() {
             gradients.join(ids());
         }
         let squares = gradients.squares(ids());

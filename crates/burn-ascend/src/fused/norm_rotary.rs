@@ -210,6 +210,10 @@ impl NormRun<1> {
             angles: self.rotation.angles()?,
             weight_sums: &mut sums,
         })?;
+        if self.op.skips_weight {
+            let shape = Shape::from([channels]);
+            return Ok(AscendTensor::empty_in(&context, shape, DType::F32));
+        }
         let sums = AscendTensor::dense(context, sums, Shape::from([rows, channels]), DType::F32);
         let sum = Ascend::float_sum_dim(sums, 0);
         Ok(Ascend::float_reshape(sum, Shape::from([channels])))

@@ -12,6 +12,19 @@ use crate::attention::Bias;
 /// x, weight, a, b's factor and h.
 type Kept<B> = [FloatTensor<B>; 5];
 
+/// The gradients of x, the weight and the bias.
+fn linear_gradients<B: AdapterOps>(
+    [x, weight]: [FloatTensor<B>; 2],
+    gradient: FloatTensor<B>,
+    [wants_x, wants_weight, wants_bias]: [bool; 3],
+) -> Gradients<B, 3> {
+    [
+        wants_x.then(|| B::linear_x_backward(weight, gradient.clone())),
+        wants_weight.then(|| B::adapter_gradient(B::float_transpose(x), gradient.clone())),
+        wants_bias.then(|| B::linear_bias_backward(gradient)),
+    ]
+}
+
 /// The gradients of x, the weight, the bias, a and b.
 fn gradients<B: AdapterOps>(
     [x, weight, a, factor, h]: Kept<B>,
@@ -50,6 +63,35 @@ impl<B: AdapterOps, C: CheckpointStrategy> AdapterOps for Autodiff<B, C> {
     fn adapter_gradient(h: FloatTensor<Self>, x: FloatTensor<Self>) -> FloatTensor<Self> {
         let [h, x] = [h, x].map(Self::inner);
         Self::from_inner(B::adapter_gradient(h, x))
+    }
+
+    fn wide_linear(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: Bias<Self>,
+    ) -> FloatTensor<Self> {
+        let bias = bias.into_option().map(|bias| bias.into_parts());
+        let (bias, bias_node) = bias.unzip();
+        let ([x, weight], [x_node, weight_node]) = parts([x, weight]);
+        let y = B::linear(x.clone(), weight.clone(), bias);
+        match bias_node {
+            Some(bias_node) => node::<B, C, _, 3>(
+                [x_node, weight_node, bias_node],
+                [x, weight],
+                |_| y,
+                linear_gradients::<B>,
+            ),
+            None => node::<B, C, _, 2>(
+                [x_node, weight_node],
+                [x, weight],
+                |_| y,
+                |kept, gradient, [wants_x, wants_weight]| {
+                    let wanted = [wants_x, wants_weight, false];
+                    let [dx, dweight, _] = linear_gradients::<B>(kept, gradient, wanted);
+                    [dx, dweight]
+                },
+            ),
+        }
     }
 
     fn adapted_linear(

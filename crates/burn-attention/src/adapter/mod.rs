@@ -142,6 +142,34 @@ pub fn adapted_linears<const D: usize, const N: usize>(
     }))
 }
 
+/// Computes x weight + bias, where the gradient of a 16-bit weight is not rounded: it is in f32.
+///
+/// # Shapes
+/// x: `[.., inputs]`; weight: `[inputs, outputs]`; bias: `[outputs]`, all of one type; out:
+/// `[.., outputs]`
+///
+/// # Errors
+/// Those of [`adapted_linears`].
+pub fn wide_linear<const D: usize>(
+    x: Tensor<D>,
+    weight: Tensor<2>,
+    bias: Option<Tensor<1>>,
+) -> Result<Tensor<D>> {
+    let mut shape = x.dims();
+    let [_, outputs] = weight.dims();
+    let rows = shape[..D - 1].iter().product();
+    if [rows, shape[D - 1], outputs].contains(&0) {
+        return Err(AttentionError::NoChannels);
+    }
+    let x = x.reshape([rows, shape[D - 1]]);
+    shape[D - 1] = outputs;
+    check_linear(&x, &weight, bias.as_ref())?;
+    let bias = Bias::from(bias.map(Tensor::into_dispatch));
+    let (x, weight) = (x.into_dispatch(), weight.into_dispatch());
+    let y = Tensor::<2>::from_dispatch(Dispatch::wide_linear(x, weight, bias));
+    Ok(y.reshape(shape))
+}
+
 fn check(
     x: &Tensor<2>,
     weight: &Tensor<2>,
@@ -149,17 +177,16 @@ fn check(
     adapter: &Adapter,
 ) -> Result<()> {
     let wide = DType::from(accumulator(x.dtype())?);
-    let first = x.clone().into_dispatch();
     let [inputs, outputs] = weight.dims();
     let Adapter { a, b, factors } = adapter;
     let [rank, _] = a.dims();
     if rank == 0 || outputs == 0 {
         return Err(AttentionError::NoChannels);
     }
+    check_linear(x, weight, bias)?;
     let parts = if x.dtype() == wide { 1 } else { 2 };
     let [factor_a, factor_b] = factors;
     for (name, matrix, dtype, dims) in [
-        ("weight", weight, x.dtype(), [x.dims()[1], outputs]),
         ("a", a, wide, [rank, inputs]),
         ("b", b, wide, [rank, outputs]),
         (
@@ -175,23 +202,40 @@ fn check(
             [parts * rank, outputs],
         ),
     ] {
-        expect(name, &matrix.clone().into_dispatch(), dtype, &first)?;
-        for (dimension, found, expected) in [
-            ("rows", matrix.dims()[0], dims[0]),
-            ("columns", matrix.dims()[1], dims[1]),
-        ] {
-            if found != expected {
-                return Err(AttentionError::Size {
-                    left: name,
-                    right: "the layer",
-                    dimension,
-                    left_size: found,
-                    right_size: expected,
-                });
-            }
+        expect_matrix(name, matrix, dtype, dims, x)?;
+    }
+    Ok(())
+}
+
+fn expect_matrix(
+    name: &'static str,
+    matrix: &Tensor<2>,
+    dtype: DType,
+    dims: [usize; 2],
+    first: &Tensor<2>,
+) -> Result<()> {
+    let first = first.clone().into_dispatch();
+    expect(name, &matrix.clone().into_dispatch(), dtype, &first)?;
+    let sizes = matrix.dims().into_iter().zip(dims);
+    for (dimension, (left_size, right_size)) in ["rows", "columns"].into_iter().zip(sizes) {
+        if left_size != right_size {
+            return Err(AttentionError::Size {
+                left: name,
+                right: "the layer",
+                dimension,
+                left_size,
+                right_size,
+            });
         }
     }
+    Ok(())
+}
+
+fn check_linear(x: &Tensor<2>, weight: &Tensor<2>, bias: Option<&Tensor<1>>) -> Result<()> {
+    let outputs = weight.dims()[1];
+    expect_matrix("weight", weight, x.dtype(), [x.dims()[1], outputs], x)?;
     if let Some(bias) = bias {
+        let first = x.clone().into_dispatch();
         let bias = bias.clone().into_dispatch();
         expect("bias", &bias, x.dtype(), &first)?;
         let found = bias.shape()[0];

@@ -38,10 +38,19 @@ pub trait AdapterOps: Backend {
         composed::add::<Self>(y, h, b)
     }
 
-    /// Computes h x: the gradient of b from h and the output's gradient, or of a. `h`:
+    /// Computes h x: the gradient of b from h and the output's gradient, of a, or of a weight. `h`:
     /// `[rank, rows]`, in the type of `x`; the result is in that of b.
     fn adapter_gradient(h: FloatTensor<Self>, x: FloatTensor<Self>) -> FloatTensor<Self> {
         composed::gradient::<Self>(h, x)
+    }
+
+    /// Computes x weight + bias. The gradient of the weight is in f32, or f64 for f64 tensors.
+    fn wide_linear(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        #[extension_type] bias: Bias<Self>,
+    ) -> FloatTensor<Self> {
+        Self::linear(x, weight, bias.into_option())
     }
 
     /// Computes x weight + bias + h^T b. `factor` is that of the gradient of h, as h = factor' x^T

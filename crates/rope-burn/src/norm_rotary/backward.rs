@@ -20,8 +20,12 @@ type Kept<B> = (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>, NormRotaryOp);
 fn gradients<B: NormRotaryOps>(
     (x, weight, angles, op): Kept<B>,
     gradient: FloatTensor<B>,
-    _: [bool; 2],
+    [_, wants_weight]: [bool; 2],
 ) -> Gradients<B, 2> {
+    let op = NormRotaryOp {
+        skips_weight: !wants_weight,
+        ..op
+    };
     let (dx, dweight) = B::norm_rotary_backward(x, weight, angles, gradient, op);
     [Some(dx), Some(dweight)]
 }

@@ -66,6 +66,7 @@ impl Rotary {
                     geometry: forward.geometry,
                     layout: forward.layout,
                     norm,
+                    skips_weight: false,
                 };
                 let [q_weight, k_weight] = weights;
                 forward.check(&q, Some(&k), &angles)?;

@@ -17,6 +17,8 @@ pub struct NormRotaryOp {
     pub layout: Layout,
     /// The norm, and its order relative to the rotation.
     pub norm: HeadNorm,
+    /// True if nothing reads the weight's gradient of a backward, whose numbers may be any.
+    pub skips_weight: bool,
 }
 
 impl NormRotaryOp {

@@ -18,7 +18,7 @@ const NORM_BACKWARD: &str = "rope.norm_rotary_backward";
 
 /// The numbers of the forward rotation, then those of the norm.
 impl WireOp for NormRotaryOp {
-    const VERSION: u64 = RotaryOp::VERSION;
+    const VERSION: u64 = 3;
     type Error = RotaryError;
 
     fn write(&self, numbers: &mut Writer) {
@@ -26,6 +26,7 @@ impl WireOp for NormRotaryOp {
         numbers.one_of(&ORDERS, &self.norm.order());
         numbers.flag(self.norm.unit_offset());
         numbers.float(self.norm.eps());
+        numbers.flag(self.skips_weight);
     }
 
     fn read(numbers: &mut Reader<'_>) -> Result<Self> {
@@ -46,6 +47,7 @@ impl WireOp for NormRotaryOp {
             geometry: rotary.geometry,
             layout: rotary.layout,
             norm: norm.with_order(order).with_unit_offset(unit_offset),
+            skips_weight: numbers.flag("the unread gradient of the weight")?,
         })
     }
 }
@@ -150,19 +152,21 @@ mod tests {
             geometry: Geometry::new(128, 64, 32, Pairing::Quarter, true).expect("a valid geometry"),
             layout: Layout::Sbnd,
             norm: HeadNorm::new(1e-5).expect("a valid eps"),
+            skips_weight: false,
         }
     }
 
     #[test]
     fn the_numbers_on_the_wire_stay_what_they_are_and_come_back() {
-        let numbers = [2, 0, 2, 2, 1, 128, 64, 32, 0, 0].map(ScalarIr::UInt);
-        let eps = [ScalarIr::Float(1e-5)];
-        assert_eq!(encode(&norm()), [&numbers[..], &eps].concat());
+        let numbers = [3, 0, 2, 2, 1, 128, 64, 32, 0, 0].map(ScalarIr::UInt);
+        let rest = [ScalarIr::Float(1e-5), ScalarIr::UInt(0)];
+        assert_eq!(encode(&norm()), [&numbers[..], &rest].concat());
         for order in ORDERS {
             for unit_offset in [false, true] {
                 let norm = norm().norm.with_order(order).with_unit_offset(unit_offset);
                 let op = NormRotaryOp {
                     norm,
+                    skips_weight: unit_offset,
                     ..self::norm()
                 };
                 assert_eq!(decode(&encode(&op), &[]), Ok(op));
@@ -179,7 +183,7 @@ mod tests {
             let error = decode::<NormRotaryOp>(&scalars, &[]).expect_err(part);
             assert!(error.to_string().contains(part), "{part} is not in {error}");
         };
-        refused(0, ScalarIr::UInt(1), "the version is 1, expected 2");
+        refused(0, ScalarIr::UInt(1), "the version is 1, expected 3");
         refused(1, ScalarIr::UInt(1), "the direction of a norm");
         refused(1, ScalarIr::UInt(2), "the direction is 2");
         refused(2, ScalarIr::UInt(4), "the layout");
@@ -191,6 +195,7 @@ mod tests {
         refused(9, ScalarIr::Int(0), "the weights' offset");
         refused(10, ScalarIr::UInt(1), "eps is 1");
         refused(10, ScalarIr::Float(-1.0), "-1");
+        refused(11, ScalarIr::UInt(2), "the unread gradient");
     }
 
     /// Corrupts every pair of numbers of an encoded norm: refused, or an operation that is written
