@@ -105,7 +105,11 @@ fn check([rows, inputs, outputs]: [usize; 3], rank: Option<usize>, dtype: DType,
 
 #[test]
 fn layers_with_adapters_and_one_input_equal_the_plain_computation() {
-    for (dtype, unit) in [(DType::BF16, 1.0 / 256.0), (DType::F16, 1e-3), (DType::F32, 1e-6)] {
+    for (dtype, unit) in [
+        (DType::BF16, 1.0 / 256.0),
+        (DType::F16, 1e-3),
+        (DType::F32, 1e-6),
+    ] {
         check_together([13, 40], [34, 6], dtype, unit);
     }
 }
@@ -134,7 +138,10 @@ fn check_together([rows, inputs]: [usize; 2], outputs: [usize; 2], dtype: DType,
     let mut leaves = Vec::new();
     let layers = plain.each_ref().map(|(weight, bias, _, a, b)| {
         let outputs = bias.len();
-        let (a, b) = (tensor(a, inputs, DType::F32), tensor(b, outputs, DType::F32));
+        let (a, b) = (
+            tensor(a, inputs, DType::F32),
+            tensor(b, outputs, DType::F32),
+        );
         let factors = [&a, &b].map(|x| scaled_parts(x.clone().detach(), SCALE, dtype));
         let weight = tensor(weight, outputs, dtype);
         leaves.push((weight.clone(), a.clone(), b.clone()));
@@ -144,9 +151,8 @@ fn check_together([rows, inputs]: [usize; 2], outputs: [usize; 2], dtype: DType,
     let y = adapted_linears(x_of.clone(), layers).expect("they fit");
     let scalars = y.each_ref().map(|y| y.clone());
     let scalars = scalars.into_iter().zip(&plain);
-    let scalars = scalars.map(|(y, (_, bias, dy, ..))| {
-        (y * tensor(dy, bias.len(), dtype).detach()).sum()
-    });
+    let scalars =
+        scalars.map(|(y, (_, bias, dy, ..))| (y * tensor(dy, bias.len(), dtype).detach()).sum());
     let gradients = scalars.reduce(|x, y| x + y).expect("two").backward();
     let mut dx = vec![0.0; x.len()];
     for ((y, (weight, bias, dy, a, b)), leaves) in y.into_iter().zip(plain).zip(leaves) {

@@ -499,6 +499,50 @@ fn parts_of_anthropic_are_read_or_named() {
     }
 }
 
+/// Keys of two names of one thing: the format's own counts, and the other is a warning.
+#[test]
+fn the_own_name_of_a_question_or_answer_counts() {
+    let talk = |record: &str| {
+        let read = one(record).expect(record);
+        let texts: Vec<String> = read.messages.iter().map(|message| message.text()).collect();
+        (texts.join("|"), read.unread.join(" "))
+    };
+    for (record, expected) in [
+        // The columns of tatsu-lab/alpaca.
+        (
+            r#"{"instruction": "q", "input": "", "output": "a", "text": "q a"}"#,
+            ("q|a", "text"),
+        ),
+        (
+            r#"{"query": "q", "question": "p", "response": "a", "answer": "b"}"#,
+            ("q|a", "question answer"),
+        ),
+        (r#"{"input": "q", "answers": ["a"]}"#, ("q|a", "")),
+        (
+            r#"{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}], "solution": "b"}"#,
+            ("q|a", "solution"),
+        ),
+        (
+            r#"{"images": [{"path": "p.png", "width": 3, "hight": 4}], "messages": [{"role": "user", "content": "<image>q"}, {"role": "assistant", "content": "a"}]}"#,
+            ("q|a", "images[].hight"),
+        ),
+    ] {
+        let (texts, unread) = talk(record);
+        assert_eq!((&*texts, &*unread), expected, "{record}");
+    }
+    for (record, named) in [
+        (r#"{"query": "q", "response": ""}"#, "empty"),
+        (r#"{"question": "q", "answers": ["a", "b"]}"#, "answers"),
+        (
+            r#"{"messages": [{"role": "user", "content": [{"type": "tool_result", "content": "10"}]}, {"role": "assistant", "content": []}]}"#,
+            "empty",
+        ),
+    ] {
+        let error = one(record).expect_err(record).to_string();
+        assert!(error.contains(named), "{record}: {error}");
+    }
+}
+
 /// Records that earlier releases read wrongly without a word, and what is right.
 #[test]
 fn records_that_were_read_wrongly_are_read_rightly() {

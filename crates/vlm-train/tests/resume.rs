@@ -314,7 +314,8 @@ fn transpose_adapters(path: &Path) -> u64 {
         if !name.ends_with(".lora_A.weight") {
             continue;
         }
-        let offset = |index: usize| start + tensor["data_offsets"][index].as_u64().unwrap() as usize;
+        let offset =
+            |index: usize| start + tensor["data_offsets"][index].as_u64().unwrap() as usize;
         let place = &mut bytes[offset(0)..offset(1)];
         let rows: Vec<f32> = place
             .chunks_exact(4)

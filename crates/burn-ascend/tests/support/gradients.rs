@@ -220,17 +220,30 @@ fn expressions<B: Tested>(g: &mut Gradients<B>) {
 
     for view in [Contiguous, Transposed, Sliced] {
         let inputs = [(); 2].map(|()| g.x(&[9, 70], view, &SPREAD));
-        g.push("gate", inputs.into(), |a| A::<B>::swiglu_forward(a.f(), a.f()));
+        g.push("gate", inputs.into(), |a| {
+            A::<B>::swiglu_forward(a.f(), a.f())
+        });
     }
     for ([rows, channels, outputs], has_bias) in [([5, 6, 7], true), ([33, 40, 70], false)] {
-        let shapes = [[rows, channels], [channels, outputs], [3, channels], [3, outputs]];
-        let mut inputs: Vec<Input> =
-            shapes.iter().map(|shape| g.x(shape, Contiguous, &UNIT)).collect();
+        let shapes = [
+            [rows, channels],
+            [channels, outputs],
+            [3, channels],
+            [3, outputs],
+        ];
+        let mut inputs: Vec<Input> = shapes
+            .iter()
+            .map(|shape| g.x(shape, Contiguous, &UNIT))
+            .collect();
         inputs.extend(has_bias.then(|| g.x(&[outputs], Contiguous, &UNIT)));
         let dtype = g.dtype;
         g.push("linear layer with an adapter", inputs, move |args| {
             let (x, weight, a, b) = (args.f(), args.f(), args.f(), args.f());
-            let bias = if has_bias { Bias::Added(args.f()) } else { Bias::Absent };
+            let bias = if has_bias {
+                Bias::Added(args.f())
+            } else {
+                Bias::Absent
+            };
             let [a, b] = [a, b].map(|x| A::<B>::float_cast(x, FloatDType::F32));
             let factor = |x: &FloatTensor<A<B>>| {
                 let x = A::<B>::inner(x.clone());

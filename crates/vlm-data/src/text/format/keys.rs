@@ -134,6 +134,7 @@ pub(crate) const KEYS: &[Key] = &[
     key(Part, &["image", "image_url", "path", "url", "base64", "source"], Read, "OpenAI; Hugging Face; Anthropic"),
     key(Part, &["video", "video_url", "frames", "fps", "sample_fps"], Read, "Hugging Face; qwen-vl-utils"),
     key(Part, &["name", "input", "tool_use_id", "content"], Read, "Anthropic (tool_use, tool_result)"),
+    key(Part, &["width", "height"], Harmless("is read from the picture itself"), "InternVL chat data format"),
     key(Part, &["is_error", "signature"], Harmless("is not the part's text"), "Anthropic"),
     key(Part, &["bytes", "data", "folder"], Read, "ms-swift; Hugging Face datasets; this project's docs/data-text.md"),
     key(Part, &["min_pixels", "max_pixels", "resized_height", "resized_width"], Read, "qwen-vl-utils vision_process.py"),

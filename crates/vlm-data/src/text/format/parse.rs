@@ -116,18 +116,39 @@ const ANSWERS: [&str; 11] = [
     "content",
 ];
 
-/// The name of a record's question or answer: the first of `names`, or the only one.
-fn name_of(record: &Json, names: &[&'static str]) -> Result<Option<&'static str>> {
-    let has = |name: &&&str| record.get(name).is_some_and(|value| !keys::is_empty(value));
+/// The name of a record's question or answer: `first` if it is there, or the only one.
+fn name_of(
+    record: &Json,
+    names: &[&'static str],
+    first: &'static str,
+) -> Result<Option<&'static str>> {
+    if record.get(first).is_some() {
+        return Ok(Some(first));
+    }
+    let has = |name: &&&str| record.get(name).is_some();
     let mut found = names.iter().filter(has);
     match (found.next(), found.next()) {
-        (Some(name), Some(other)) if *name != names[0] => Err(RecordProblem::Value {
+        (Some(name), Some(other)) => Err(RecordProblem::Value {
             key: (*name).to_owned(),
             expected: "the only key of its kind",
             found: format!("{other:?} beside it"),
         }),
         (name, _) => Ok(name.copied()),
     }
+}
+
+/// The name of a record's question, and that of its answer.
+fn question_of(record: &Json) -> Result<Option<&'static str>> {
+    name_of(record, &QUESTIONS, "query")
+}
+
+fn answer_of(record: &Json, format: Format) -> Result<Option<&'static str>> {
+    let first = if format == Format::Alpaca {
+        "output"
+    } else {
+        "response"
+    };
+    name_of(record, &ANSWERS, first)
 }
 
 fn main_keys(format: Format, record: &Json) -> Result<Vec<&'static str>> {
@@ -138,9 +159,9 @@ fn main_keys(format: Format, record: &Json) -> Result<Vec<&'static str>> {
         Format::Completion => return Ok(vec!["prompt", "completion"]),
         Format::Text => return Ok(vec!["text"]),
         Format::Alpaca => vec!["instruction", "input"],
-        Format::Query => name_of(record, &QUESTIONS)?.into_iter().collect(),
+        Format::Query => question_of(record)?.into_iter().collect(),
     };
-    main.extend(name_of(record, &ANSWERS)?);
+    main.extend(answer_of(record, format)?);
     main.push("history");
     Ok(main)
 }
@@ -390,7 +411,7 @@ fn alpaca(record: &Json, media: &mut Media<'_>) -> Result<Vec<Message>> {
         prompt.push_str(input);
     }
     say(&mut messages, Role::User, &prompt, media);
-    let answer = answer(record)?;
+    let answer = answer(record, Format::Alpaca)?;
     say(&mut messages, Role::Assistant, answer, media);
     Ok(messages)
 }
@@ -398,17 +419,18 @@ fn alpaca(record: &Json, media: &mut Media<'_>) -> Result<Vec<Message>> {
 /// A question and an answer, with `history`: ms-swift's ResponsePreprocessor.
 fn query(record: &Json, media: &mut Media<'_>) -> Result<Vec<Message>> {
     let mut messages = history(record, media)?;
-    if let Some(name) = name_of(record, &QUESTIONS)? {
+    if let Some(name) = question_of(record)? {
         let question = string(record, name, "the record")?;
         say(&mut messages, Role::User, question, media);
     }
-    say(&mut messages, Role::Assistant, answer(record)?, media);
+    let answer = answer(record, Format::Query)?;
+    say(&mut messages, Role::Assistant, answer, media);
     Ok(messages)
 }
 
 /// The answer, a text or a list of one.
-fn answer(record: &Json) -> Result<&str> {
-    let name = name_of(record, &ANSWERS)?.unwrap_or("output");
+fn answer(record: &Json, format: Format) -> Result<&str> {
+    let name = answer_of(record, format)?.unwrap_or("output");
     match record.get(name).and_then(Json::as_array) {
         Some([Json::String(text)]) => Ok(text),
         _ => string(record, name, "the record"),

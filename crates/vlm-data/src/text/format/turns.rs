@@ -59,11 +59,11 @@ fn turn(
             message.parts = media.split(text, strip && role == Role::User);
         }
         Some(Json::Array(parts)) => {
-            let parts = results(parts, &content_name, media, role, messages)?;
-            if parts.is_empty() && messages.last().is_some_and(|last| last.role == Role::Tool) {
+            let rest = results(parts, &content_name, media, role, messages)?;
+            if rest.is_empty() && !parts.is_empty() {
                 return Ok(());
             }
-            for (part, value) in parts {
+            for (part, value) in rest {
                 let at = format!("{content_name}[{part}]");
                 self::part(value, &at, media, &mut message)?;
             }
