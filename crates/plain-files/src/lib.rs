@@ -7,5 +7,5 @@ mod read;
 mod write;
 
 pub use error::{Cause, FileError, Result};
-pub use read::{MAX_TEXT_BYTES, open, open_no_link, read, read_text};
+pub use read::{MAX_TEXT_BYTES, open, open_no_link, read, read_opened, read_text};
 pub use write::{NewFile, sync_folder, write_whole};

@@ -63,7 +63,15 @@ fn open_with(path: &Path, seen: std::io::Result<std::fs::Metadata>, flags: i32) 
 /// # Errors
 /// As [`open`]; [`Cause::TooLarge`]; [`Cause::Memory`]
 pub fn read(path: &Path, limit_bytes: u64) -> Result<Vec<u8>> {
-    contents(&open(path)?, limit_bytes).map_err(FileError::of("read", path))
+    read_opened(&open(path)?, path, limit_bytes)
+}
+
+/// As [`read`], of a file that has been opened, from where it stands.
+///
+/// # Errors
+/// [`Cause::TooLarge`]; [`Cause::Memory`]; [`Cause::System`]
+pub fn read_opened(file: &File, path: &Path, limit_bytes: u64) -> Result<Vec<u8>> {
+    contents(file, limit_bytes).map_err(FileError::of("read", path))
 }
 
 /// As [`read`], of a file of UTF-8 text.

@@ -116,3 +116,80 @@ fn a_sample_is_shown_token_by_token() {
     check(&file, &out, &["--show", "65"]);
     assert!(out.join("line-64.html").is_file());
 }
+
+/// A folder with a stand-in for ffmpeg, which notes each call and whose videos have eight black
+/// frames of 64 x 48 pixels, of which four are taken.
+#[cfg(unix)]
+struct Decoder(PathBuf);
+
+#[cfg(unix)]
+impl Decoder {
+    fn new(name: &str) -> Self {
+        use std::os::unix::fs::PermissionsExt as _;
+        let folder = folder(name);
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let frames: String = (0..8)
+            .map(|frame| {
+                format!("0, {frame}, {frame}, 1, 9216, 0\\n1, {frame}, {frame}, 1, 9216, 0\\n")
+            })
+            .collect();
+        let script = format!(
+            "#!/bin/sh\ncase \"$*\" in\n*framecrc*) echo count >> calls; \
+             printf '#tb 0: 1/4\\n#dimensions 0: 64x48\\n{frames}';;\n\
+             *) echo pixels >> calls; head -c 36864 /dev/zero;;\nesac\n"
+        );
+        let program = folder.join("ffmpeg");
+        std::fs::write(&program, script).expect("a script");
+        let mode = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(&program, mode).expect("it may run");
+        for name in ["a.mp4", "b.mp4"] {
+            std::fs::write(folder.join(name), "a video").expect("a file");
+        }
+        let record = |name: &str| {
+            format!(
+                r#"{{"messages": [{{"role": "user", "content": "<video>What?"}}, {{"role": "assistant", "content": "That."}}], "videos": ["{name}"]}}"#
+            )
+        };
+        let records = ["a.mp4", "b.mp4", "a.mp4"].map(record).join("\n");
+        std::fs::write(folder.join("videos.jsonl"), records).expect("a file");
+        Self(folder)
+    }
+
+    /// How often a run counts frames and how often it reads pixels.
+    fn calls(&self, arguments: &str) -> [usize; 2] {
+        std::fs::remove_file(self.0.join("calls")).ok();
+        let path = format!("{}:/usr/bin:/bin", self.0.display());
+        let model = root("examples/shapes/model");
+        let arguments = arguments.replace("MODEL", &model);
+        let ended = crate::program::command(&arguments.split(' ').collect::<Vec<_>>())
+            .current_dir(&self.0)
+            .env("PATH", path)
+            .output()
+            .expect("the program starts");
+        assert!(ended.status.success(), "{}", text(&ended.stderr));
+        let calls = std::fs::read_to_string(self.0.join("calls")).expect("calls");
+        ["count", "pixels"].map(|call| calls.lines().filter(|line| *line == call).count())
+    }
+}
+
+/// Of three records with two videos. A step reads the pixels of each of its records once.
+#[cfg(unix)]
+#[test]
+fn a_video_is_counted_once_and_its_pixels_are_decoded_once() {
+    let decoder = Decoder::new("data_decoder");
+    let check = "data check videos.jsonl --model MODEL --out checked";
+    assert_eq!(decoder.calls(check), [2, 0], "{check}");
+    for (batch, survey, pixels) in [
+        ("--batch 3", "headers", 0),
+        ("--batch-tokens 4096", "headers", 0),
+        ("--batch 3", "pixels", 3),
+    ] {
+        let train = format!(
+            "finetune MODEL --random-weights --data videos.jsonl {batch} --epochs 1 \
+             --survey {survey} --out {}-{survey}",
+            batch.len()
+        );
+        // Those of the survey, of the step, and of the record that shows the adapter's effect.
+        assert_eq!(decoder.calls(&train), [2, pixels + 3 + 1], "{train}");
+    }
+}

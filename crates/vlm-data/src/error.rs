@@ -123,6 +123,20 @@ pub enum VlmDataError {
         /// Side of a square of merged patches, in pixels.
         factor: usize,
     },
+    /// A size stated for a picture or video that the folder's processor would change.
+    #[error(
+        "its keys resize it to {} x {} pixels, which the folder's processor changes to {} x {}; \
+         state a size within that processor's limits, {} to {} pixels",
+        stated[1], stated[0], found[1], found[0], limits[0], limits[1]
+    )]
+    Restated {
+        /// Height and width by the keys.
+        stated: [usize; 2],
+        /// Height and width by the processor.
+        found: [usize; 2],
+        /// The least and the largest area of the processor.
+        limits: [u64; 2],
+    },
     /// A video with fewer frames than its family requires.
     #[error("the video has {found} frames, expected at least {least}; is it a picture?")]
     TooFewFrames {

@@ -5,6 +5,7 @@ mod batch;
 pub mod check;
 mod dataset;
 mod error;
+mod fetch;
 mod fingerprint;
 mod loader;
 mod memory;

@@ -4,18 +4,18 @@
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
+use crate::fetch::{self, Sides};
 use crate::memory::zeros;
 use crate::picture::{
-    BoxForm, Family, Picture, PictureConfig, PictureProcessor, ReadOptions, ResizeRule, header,
-    in_file, read_file,
+    Backend, BoxForm, Family, KeptFile, Picture, PictureConfig, PictureProcessor, ReadOptions,
 };
 use crate::text::Result as TextResult;
-use crate::text::format::{Frames, MediaSource, PictureLimits, Video};
+use crate::text::format::{Frames, MediaSource, Video};
 use crate::text::{
     Conversation, EncodeOptions, Grid, Grids, MediaStyle, RecordProblem, Sample, TextEncoder,
     VideoGrid,
 };
-use crate::video::{DEFAULT_FPS, VideoFile};
+use crate::video::{VideoCounts, VideoFile};
 use crate::{Result, VlmDataError};
 
 /// Options of a [`SampleEncoder`].
@@ -74,14 +74,17 @@ pub struct SampleEncoder {
     videos: PictureProcessor,
     boxes: BoxForm,
     options: SampleOptions,
+    video_counts: VideoCounts,
 }
 
 /// A method of [`TextEncoder`].
 type EncodeText = fn(&TextEncoder, &Conversation, Grids<'_>, &EncodeOptions) -> TextResult<Sample>;
 
-/// Bytes of a sample's files that stay in memory between their headers and their pixels. Files
-/// beyond them are opened again.
+/// Bytes of a sample's files that stay in memory between their headers and their pixels.
 const KEPT_BYTES: u64 = 64 << 20;
+/// Files beyond them that stay open meanwhile: few, since a process may open about a thousand. The
+/// others are opened again.
+const KEPT_OPEN: usize = 64;
 
 /// Media of a conversation that need not be opened again.
 #[derive(Default)]
@@ -90,32 +93,42 @@ pub(crate) struct Opened {
     pub(crate) images: Vec<[usize; 2]>,
     pub(crate) frames: Vec<Option<[usize; 2]>>,
     /// The files of the pictures.
-    files: Vec<Option<Vec<u8>>>,
+    files: Vec<Option<KeptFile>>,
     /// Bytes that files kept from now on may have.
-    room: u64,
+    bytes: u64,
+    /// Files that may stay open from now on.
+    open: usize,
 }
 
 impl Opened {
     /// None, but to be kept for their pixels.
     fn to_keep() -> Self {
         Self {
-            room: KEPT_BYTES,
+            bytes: KEPT_BYTES,
+            open: KEPT_OPEN,
             ..Self::default()
         }
     }
 
-    /// The file of a source, if there is room for it.
-    fn keep(&mut self, source: &MediaSource, options: &ReadOptions) -> Result<Option<Vec<u8>>> {
-        let MediaSource::Path(path) = source else {
-            return Ok(None);
+    /// Width and height of a picture, and its file if it is kept.
+    fn sides(
+        &mut self,
+        source: &MediaSource,
+        options: &ReadOptions,
+    ) -> Result<([usize; 2], Option<KeptFile>)> {
+        let path = match source {
+            MediaSource::Path(path) => path,
+            MediaSource::Bytes(bytes) => return Ok((Picture::sides(bytes, options)?, None)),
         };
-        let length = std::fs::metadata(path).map_or(u64::MAX, |found| found.len());
-        if length > self.room {
-            return Ok(None);
+        let mut file = KeptFile::open(path, options, &mut self.bytes)?;
+        let sides = file.header(path, options)?.sides();
+        if let KeptFile::Open(_) = file {
+            let Some(rest) = self.open.checked_sub(1) else {
+                return Ok((sides, None));
+            };
+            self.open = rest;
         }
-        let bytes = read_file(path, options)?;
-        self.room = self.room.saturating_sub(bytes.len() as u64);
-        Ok(Some(bytes))
+        Ok((sides, Some(file)))
     }
 }
 
@@ -123,12 +136,15 @@ impl Opened {
 struct Clip<'a> {
     frames: ClipFrames<'a>,
     /// The file of its first picture, if kept.
-    first: Option<Vec<u8>>,
-    count: usize,
+    first: Option<KeptFile>,
     /// Width and height of a frame.
     size: [usize; 2],
+    /// The sizes of [`fetch::video`].
+    resized: Option<[Sides; 2]>,
     grid: [usize; 3],
     fps: f64,
+    /// The time of each frame in seconds.
+    times: Vec<f64>,
 }
 
 enum ClipFrames<'a> {
@@ -166,6 +182,7 @@ impl SampleEncoder {
             videos: PictureProcessor::new(videos)?,
             boxes,
             options,
+            video_counts: VideoCounts::default(),
         })
     }
 
@@ -235,13 +252,17 @@ impl SampleEncoder {
                 |source| in_record(conversation.line, format!("picture {}", index + 1), source);
             let source = &conversation.images[index];
             let file = opened.files.get_mut(index).and_then(Option::take);
-            let picture = self.open(source, file.as_deref()).map_err(place)?;
-            drop(file);
-            let processor = self.processor(conversation, index).map_err(place)?;
-            let found = processor.write_patches(&picture, part).map_err(place)?;
+            let mut picture = self.open(source, file).map_err(place)?;
+            let sides = [picture.width(), picture.height()];
+            let (found, resized) = self.image_grid(conversation, index, sides).map_err(place)?;
             if found != grid {
                 return Err(place(changed(source)));
             }
+            if let Some(resized) = resized {
+                picture = picture.resized(resized, Backend::Pil).map_err(place)?;
+            }
+            let written = self.pictures.write(Cow::Owned(picture), [0, 1], grid, part);
+            written.map_err(place)?;
             rest = after;
         }
         sample.image_patches = values;
@@ -260,14 +281,19 @@ impl SampleEncoder {
                     let place = format!("video {}, frame {}", index + 1, frame + 1);
                     in_record(conversation.line, place, source)
                 };
-                let picture = picture.map_err(place)?;
+                let mut picture = picture.map_err(place)?;
                 let found = [picture.width(), picture.height()];
                 if found != clip.size {
                     let first = clip.size;
                     return Err(place(VlmDataError::FrameSize { first, found }));
                 }
-                let which = [frame, clip.count];
-                let written = self.videos.write_frame(&picture, which, grid, part);
+                if let Some([first, size]) = clip.resized {
+                    let resized = picture.resized(first, Backend::Pil);
+                    let resized = resized.and_then(|picture| picture.resized_in_floats(size));
+                    picture = resized.map_err(place)?;
+                }
+                let which = [frame, clip.times.len()];
+                let written = self.videos.write(Cow::Owned(picture), which, grid, part);
                 written.map_err(place)?;
             }
             rest = after;
@@ -309,14 +335,13 @@ impl SampleEncoder {
             let size = match opened.images.get(index) {
                 Some(&known) => known,
                 None => {
-                    let file = opened.keep(source, &self.options.read).map_err(place)?;
-                    let size = self.sides_of(source, file.as_deref()).map_err(place)?;
+                    let (size, file) = opened.sides(source, &self.options.read).map_err(place)?;
                     opened.files.push(file);
                     size
                 }
             };
-            let processor = self.processor(conversation, index).map_err(place)?;
-            image_grids.push(processor.grid(size[1], size[0]).map_err(place)?);
+            let (grid, _) = self.image_grid(conversation, index, size).map_err(place)?;
+            image_grids.push(grid);
             sizes.push(size);
         }
         let clips =
@@ -328,7 +353,7 @@ impl SampleEncoder {
         let depth = self.videos.config().temporal_patch_size;
         let videos = clips.iter().map(|clip| VideoGrid {
             grid: text_grid(clip.grid),
-            seconds: seconds(self.text.style(), clip.count, depth, clip.fps),
+            seconds: seconds(self.text.style(), &clip.times, depth),
         });
         let videos: Vec<VideoGrid> = videos.collect();
         let grids = Grids {
@@ -353,42 +378,30 @@ impl SampleEncoder {
         Ok((sample, clips))
     }
 
-    /// The processor of a picture, with its own limits within those of the folder.
-    fn processor(
+    /// The grid of a picture, and the height and width that its keys resize it to.
+    fn image_grid(
         &self,
         conversation: &Conversation,
         picture: usize,
-    ) -> Result<Cow<'_, PictureProcessor>> {
-        let limits = conversation
-            .image_limits
-            .get(picture)
-            .copied()
-            .unwrap_or_default();
-        if limits == PictureLimits::default() {
-            return Ok(Cow::Borrowed(&self.pictures));
-        }
-        let mut config = self.pictures.config().clone();
-        // GLM's rule counts all frames of a patch.
-        let frames = match config.rule {
-            ResizeRule::Qwen => 1,
-            ResizeRule::Glm => config.temporal_patch_size as u64,
+        [width, height]: [usize; 2],
+    ) -> Result<([usize; 3], Option<Sides>)> {
+        let limits = conversation.image_limits.get(picture);
+        let limits = limits.copied().unwrap_or_default();
+        let resized = fetch::picture(&self.pictures, &limits, [height, width])?;
+        let patch = self.pictures.config().patch_size;
+        let grid = match resized {
+            Some([height, width]) => [1, height / patch, width / patch],
+            None => self.pictures.grid(height, width)?,
         };
-        let area = |area: u64| area.saturating_mul(frames);
-        let stated_max = limits.max_pixels.map(area);
-        config.max_pixels = stated_max.map_or(config.max_pixels, |max| max.min(config.max_pixels));
-        let least = config.min_pixels.min(config.max_pixels);
-        config.min_pixels = limits.min_pixels.map_or(least, area);
-        Ok(Cow::Owned(PictureProcessor::new(config)?))
+        Ok((grid, resized))
     }
 
-    /// The picture of a source, whose file may have been read before.
-    fn open(&self, source: &MediaSource, file: Option<&[u8]>) -> Result<Picture> {
+    /// The picture of a source, whose file may have been opened before.
+    fn open(&self, source: &MediaSource, file: Option<KeptFile>) -> Result<Picture> {
         let options = &self.options.read;
         match (source, file) {
             (MediaSource::Path(path), None) => Picture::open(path, options),
-            (MediaSource::Path(path), Some(file)) => {
-                Picture::decode(file, options).map_err(|source| in_file(path, source))
-            }
+            (MediaSource::Path(path), Some(file)) => file.picture(path, options),
             (MediaSource::Bytes(bytes), _) => Picture::decode(bytes, options),
         }
     }
@@ -398,18 +411,8 @@ impl SampleEncoder {
     /// # Errors
     /// Those of [`Picture::sides`]; [`VlmDataError::File`]
     pub fn sides(&self, source: &MediaSource) -> Result<[usize; 2]> {
-        self.sides_of(source, None)
-    }
-
-    fn sides_of(&self, source: &MediaSource, file: Option<&[u8]>) -> Result<[usize; 2]> {
-        let options = &self.options.read;
-        match (source, file) {
-            (MediaSource::Path(path), None) => Ok(header(path, options)?.sides()),
-            (MediaSource::Path(path), Some(file)) => {
-                Picture::sides(file, options).map_err(|source| in_file(path, source))
-            }
-            (MediaSource::Bytes(bytes), _) => Picture::sides(bytes, options),
-        }
+        let (sides, _) = Opened::default().sides(source, &self.options.read)?;
+        Ok(sides)
     }
 
     fn clip<'a>(
@@ -420,13 +423,16 @@ impl SampleEncoder {
     ) -> Result<Clip<'a>> {
         let (line, video) = (conversation.line, &conversation.videos[index]);
         let place = |source| in_record(line, format!("video {}", index + 1), source);
-        let fps = video.fps.or(self.options.fps);
+        let stated = video.fps.or(self.options.fps);
+        let options = &self.options.read;
         let mut first = None;
-        let (frames, count, size, fps) = if let Frames::File(path) = &video.frames {
-            let fps = fps.unwrap_or(DEFAULT_FPS);
-            let file = VideoFile::open(path, fps, &self.options.read).map_err(place)?;
-            let (count, size) = (file.count, file.size);
-            (ClipFrames::File(file), count, size, fps)
+        let (frames, size, fps, times) = if let Frames::File(path) = &video.frames {
+            let counts = &self.video_counts;
+            let file = VideoFile::open(path, &video.choice, stated, options, counts);
+            let mut file = file.map_err(place)?;
+            let times = std::mem::take(&mut file.times);
+            let (size, fps) = (file.size, file.fps);
+            (ClipFrames::File(file), size, fps, times)
         } else {
             let frames = frames(video).map_err(place)?.unwrap_or_default();
             let none = || place(VlmDataError::TooFewFrames { least: 1, found: 0 });
@@ -434,22 +440,31 @@ impl SampleEncoder {
             let size = match opened.frames.get(index).copied().flatten() {
                 Some(known) => known,
                 None => {
-                    first = opened.keep(source, &self.options.read).map_err(place)?;
-                    self.sides_of(source, first.as_deref()).map_err(place)?
+                    let size;
+                    (size, first) = opened.sides(source, options).map_err(place)?;
+                    size
                 }
             };
-            let count = frames.len();
-            let fps = fps.ok_or_else(|| RecordProblem::NoFps { video: index + 1 }.at(line))?;
-            (ClipFrames::Pictures(frames), count, size, fps)
+            let fps = stated.ok_or_else(|| RecordProblem::NoFps { video: index + 1 }.at(line))?;
+            let times = (0..frames.len()).map(|frame| frame as f64 / fps).collect();
+            (ClipFrames::Pictures(frames), size, fps, times)
         };
-        let grid = self.videos.video_grid(count, size[1], size[0]);
+        let is_list = matches!(frames, ClipFrames::Pictures(_));
+        let sides = [times.len(), size[1], size[0]];
+        let resized = fetch::video(&self.videos, &video.limits, sides, is_list).map_err(place)?;
+        let [_, height, width] = match resized {
+            Some([_, [height, width]]) => [times.len(), height, width],
+            None => sides,
+        };
+        let grid = self.videos.video_grid(times.len(), height, width);
         Ok(Clip {
             grid: grid.map_err(place)?,
             frames,
             first,
-            count,
             size,
+            resized,
             fps,
+            times,
         })
     }
 
@@ -457,13 +472,13 @@ impl SampleEncoder {
     fn pictures_of<'a>(
         &'a self,
         frames: &'a ClipFrames<'_>,
-        mut first: Option<Vec<u8>>,
+        mut first: Option<KeptFile>,
     ) -> Result<Box<dyn Iterator<Item = Result<Picture>> + 'a>> {
         Ok(match frames {
             ClipFrames::Pictures(frames) => Box::new(
                 frames
                     .iter()
-                    .map(move |frame| self.open(frame, first.take().as_deref())),
+                    .map(move |frame| self.open(frame, first.take())),
             ),
             ClipFrames::File(file) => Box::new(file.pictures(&self.options.read)?),
         })
@@ -547,9 +562,9 @@ fn write_box(form: BoxForm, numbers: &[f64], size: [usize; 2], full: [usize; 2])
 }
 
 /// The time of each temporal patch; see [`VideoGrid::seconds`].
-fn seconds(style: MediaStyle, frames: usize, depth: usize, fps: f64) -> Vec<f64> {
-    let second = |frame: usize| frame.min(frames - 1) as f64 / fps;
-    let patches = (0..frames).step_by(depth);
+fn seconds(style: MediaStyle, times: &[f64], depth: usize) -> Vec<f64> {
+    let second = |frame: usize| times[frame.min(times.len() - 1)];
+    let patches = (0..times.len()).step_by(depth);
     match style {
         MediaStyle::Qwen2 => Vec::new(),
         MediaStyle::Qwen3 => patches
@@ -646,8 +661,9 @@ mod tests {
 
     #[test]
     fn patches_in_time_have_the_seconds_of_their_frames() {
-        assert_eq!(seconds(MediaStyle::Qwen3, 5, 2, 2.0), [0.25, 1.25, 2.0]);
-        assert_eq!(seconds(MediaStyle::Glm, 5, 2, 2.0), [0.0, 1.0, 2.0]);
+        let times = [0.0, 0.5, 1.0, 1.5, 2.0];
+        assert_eq!(seconds(MediaStyle::Qwen3, &times, 2), [0.25, 1.25, 2.0]);
+        assert_eq!(seconds(MediaStyle::Glm, &times, 2), [0.0, 1.0, 2.0]);
     }
 
     #[test]

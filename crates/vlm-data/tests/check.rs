@@ -130,7 +130,7 @@ fn each_kind_of_fault_is_named_with_its_line() {
     let mut add = |kind, record: Value| lines.push((kind, record.to_string()));
     add("", good(1));
     add("json", json!("not an object"));
-    add("format", json!({"question": "What?", "answer": "red"}));
+    add("format", json!({"ask": "What?", "say": "red"}));
     add("value", talk(json!([{"role": "user", "content": 7}])));
     add(
         "role",

@@ -68,6 +68,81 @@ fn files_that_are_cut_off_are_refused_or_read() {
     assert!(refused > 3000, "only {refused} are refused");
 }
 
+/// As by Pillow, which reads PNG up to its last pixel and GIF up to its last row.
+#[test]
+fn png_gif_and_webp_that_are_cut_off_are_refused_before_their_last_pixels() {
+    for (name, bytes) in pictures() {
+        let tail = match name.rsplit_once('.') {
+            // The checksum, the end of the compressed data, and the last chunk.
+            Some((_, "png")) => 24,
+            Some((_, "gif")) => 8,
+            Some((_, "webp")) => 1,
+            _ => continue,
+        };
+        // A second frame and metadata may lack.
+        let pixels = match name.as_str() {
+            "animated.gif" | "exif_after.png" => bytes.len() / 3,
+            _ => bytes.len() - tail,
+        };
+        for allow_truncated in [false, true] {
+            let options = ReadOptions {
+                allow_truncated,
+                ..options()
+            };
+            Picture::decode(&bytes, &options).expect(&name);
+            for end in (0..pixels).step_by(5).chain(pixels - 9..pixels) {
+                let error = Picture::decode(&bytes[..end], &options).expect_err(&name);
+                let told = error.to_string();
+                assert!(told.lines().count() == 1, "{name}, {end}: {told}");
+                assert!(
+                    end < 12 || told.contains("cannot be decoded"),
+                    "{name}, {end}: {told}"
+                );
+            }
+        }
+    }
+}
+
+/// Each file is read with the memory that its header states, and refused by the header with less.
+#[test]
+fn max_memory_bounds_each_picture() {
+    for (name, bytes) in pictures() {
+        let with = |max_memory: u64| ReadOptions {
+            max_memory,
+            ..options()
+        };
+        let needed = match Picture::decode(&bytes, &with(0)) {
+            Err(VlmDataError::TooMuchMemory { bytes, limit: 0 }) => bytes,
+            other => panic!("{name}: {other:?}"),
+        };
+        let pixels = Picture::decode(&bytes, &with(needed)).expect(&name);
+        let least = bytes.len() + pixels.rgb().len();
+        assert!(needed >= least as u64, "{name}: {needed} of {least}");
+        for less in [needed - 1, 1] {
+            for error in [
+                Picture::decode(&bytes, &with(less)).map(drop),
+                Picture::sides(&bytes, &with(less)).map(drop),
+            ] {
+                let error = error.expect_err(&name).to_string();
+                let expected = format!("takes {needed} bytes of memory, at most {less} are used");
+                assert!(error.contains(&expected), "{name}: {error}");
+            }
+        }
+    }
+    let path = folder().join("rgb_8.png");
+    let options = ReadOptions {
+        max_memory: 100,
+        ..options()
+    };
+    let error = Picture::open(&path, &options)
+        .expect_err("a larger file")
+        .to_string();
+    assert!(
+        error.contains("rgb_8.png") && error.contains("100"),
+        "{error}"
+    );
+}
+
 #[test]
 fn a_jpeg_that_is_cut_off_is_refused_unless_allowed() {
     let lenient = ReadOptions {

@@ -157,7 +157,7 @@ fn records_have_the_ids_and_labels_of_the_projects_that_define_their_format() {
     let expected = [
         ("llama_factory", 14),
         ("llama_factory_v1", 4),
-        ("swift", 25),
+        ("swift", 43),
         ("trl", 11),
     ];
     assert_eq!(compared, BTreeMap::from(expected));
@@ -192,7 +192,27 @@ fn in_folder(record: &str, folder: &Folder) -> Conversation {
     read.next().expect("a record").expect("a conversation")
 }
 
-/// The keys `min_pixels` and `max_pixels` of a part, against qwen-vl-utils' `fetch_image`.
+/// A picture that formats.py draws, too.
+fn drawn([height, width]: [u64; 2]) -> image::RgbImage {
+    image::RgbImage::from_fn(width as u32, height as u32, |x, y| {
+        image::Rgb([0, 29, 58].map(|c| ((7 * y + 13 * x + c + x * y / 16 * 3) % 256) as u8))
+    })
+}
+
+fn hash_of(values: &[f32]) -> String {
+    let bytes: Vec<u8> = values
+        .iter()
+        .flat_map(|value| value.to_le_bytes())
+        .collect();
+    let hash = Sha256::digest(bytes);
+    hash.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn sides(row: &Value) -> [u64; 2] {
+    numbers(&row["sides"]).try_into().expect("two sides")
+}
+
+/// The keys of a part, against qwen-vl-utils' `fetch_image` followed by transformers' processor.
 #[test]
 fn limits_of_a_part_resize_its_picture_as_qwen_vl_utils_does() {
     let folders = [("qwen2", 14), ("qwen3", 16)].map(|(family, patch)| {
@@ -202,21 +222,84 @@ fn limits_of_a_part_resize_its_picture_as_qwen_vl_utils_does() {
     });
     let file = json("formats.json");
     let rows = file["pictures"].as_array().expect("rows");
-    assert_eq!(rows.len(), 36);
+    assert_eq!(rows.len(), 80);
+    let mut wrong = Vec::new();
     for row in rows {
         let known = folders.iter().find(|(_, _, patch)| row["patch"] == *patch);
         let (folder, encoder, patch) = known.expect("a family");
-        let sides = numbers(&row["sides"]);
-        white(folder, "p.png", [sides[0] as u32, sides[1] as u32]);
+        let name = format!("{}.png", row["sides"]);
+        if !folder.0.join(&name).exists() {
+            let saved = drawn(sides(row)).save(folder.0.join(&name));
+            saved.expect("a picture");
+        }
         let mut part = row["part"].clone();
         part["type"] = "image".into();
-        part["image"] = "p.png".into();
+        part["image"] = name.into();
         let conversation = in_folder(&asked(&part.to_string()), folder);
-        let sample = encoder.measure(&conversation).expect("a sample");
+        let sample = encoder.encode(&conversation).expect("a sample");
         let [_, height, width] = sample.image_grids[0];
         let resized = [height as u64 * patch, width as u64 * patch];
-        assert_eq!(resized[..], numbers(&row["resized"]), "{row}");
+        // Without keys, the folder's processor alone resizes, in its own arithmetic and by its own
+        // rule for thin pictures.
+        let has_keys = row["part"].as_object().is_some_and(|part| !part.is_empty());
+        let is_equal = resized[..] == numbers(&row["resized"])
+            && (!has_keys || row["patches"] == hash_of(&sample.image_patches));
+        if !is_equal && (has_keys || sides(row)[0] > 20) {
+            wrong.push(format!("{resized:?}: {row}"));
+        }
     }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// The keys of a list of frames, against qwen-vl-utils' `fetch_video` followed by transformers'
+/// processor.
+#[test]
+fn limits_of_a_list_resize_its_frames_as_qwen_vl_utils_does() {
+    let folder = family_folder("qwen2", "lists");
+    let class = r#"{"video_processor_type": "Qwen2VLVideoProcessor", "size": {"shortest_edge": 1, "longest_edge": 1099511627776}}"#;
+    folder.write("video_preprocessor_config.json", class);
+    let encoder = samples(&folder, 14);
+    let file = json("formats.json");
+    let rows = file["lists"].as_array().expect("rows");
+    assert_eq!(rows.len(), 6);
+    let (mut equal, mut all, mut differ) = (0, 0, 0);
+    for row in rows {
+        let [height, width] = sides(row);
+        let names = (0..row["frames"].as_u64().expect("a number")).map(|frame| {
+            let name = format!("{frame}-{height}.png");
+            let picture = drawn([height, width + frame]);
+            let (x, y) = (frame as u32, 0);
+            let frame = image::imageops::crop_imm(&picture, x, y, width as u32, height as u32);
+            let saved = frame.to_image().save(folder.0.join(&name));
+            saved.expect("a picture");
+            name
+        });
+        let mut part = row["part"].clone();
+        part["type"] = "video".into();
+        part["fps"] = 2.into();
+        part["video"] = names.collect::<Vec<_>>().into();
+        let conversation = in_folder(&asked(&part.to_string()), &folder);
+        let sample = encoder.encode(&conversation).expect("a sample");
+        assert_eq!(
+            row["grid"],
+            serde_json::json!(sample.video_grids[0]),
+            "{row}"
+        );
+        equal += usize::from(row["patches"] == hash_of(&sample.video_patches));
+        let frames = encoder
+            .videos()
+            .pictures(&sample.video_patches, sample.video_grids[0]);
+        let frames = frames.expect("frames");
+        let levels = frames.iter().flat_map(|frame| frame.rgb()).step_by(499);
+        // The last frame may be repeated.
+        for (level, expected) in levels.zip(numbers(&row["levels"])) {
+            let off = (i64::from(*level) - expected as i64).abs();
+            assert!(off <= 1, "{level} for {expected}: {row}");
+            (all, differ) = (all + 1, differ + off);
+        }
+    }
+    assert!(equal >= 3 && all > 5000, "{equal} of {all}");
+    assert!(1000 * differ <= all, "{differ} of {all} levels");
 }
 
 /// The key `sample_fps` of a list of frames, and an odd number of them, against qwen-vl-utils'
@@ -395,11 +478,67 @@ fn parts_of_anthropic_are_read_or_named() {
             "messages[0].content[0]",
         ),
         (
-            asked(r#"{"type": "tool_result", "tool_use_id": "t", "content": "10"}"#),
+            asked(r#"{"type": "text", "text": "a"}, {"type": "tool_result", "tool_use_id": "t", "content": "10"}"#),
+            "messages[0].content[1].type",
+        ),
+        (
+            asked(r#"{"type": "tool_use", "name": "f"}"#),
             "messages[0].content[0].type",
+        ),
+        (
+            r#"{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": [{"type": "tool_use", "name": "f"}, {"type": "text", "text": "t"}]}]}"#.to_owned(),
+            "messages[1].content[1]",
+        ),
+        (
+            r#"{"question": "q", "answer": "a", "solution": "b"}"#.to_owned(),
+            "\"solution\"",
         ),
     ] {
         let error = one(&record).expect_err(&record).to_string();
+        assert!(error.contains(named), "{record}: {error}");
+    }
+}
+
+/// Keys of two names of one thing: the format's own counts, and the other is a warning.
+#[test]
+fn the_own_name_of_a_question_or_answer_counts() {
+    let talk = |record: &str| {
+        let read = one(record).expect(record);
+        let texts: Vec<String> = read.messages.iter().map(|message| message.text()).collect();
+        (texts.join("|"), read.unread.join(" "))
+    };
+    for (record, expected) in [
+        // The columns of tatsu-lab/alpaca.
+        (
+            r#"{"instruction": "q", "input": "", "output": "a", "text": "q a"}"#,
+            ("q|a", "text"),
+        ),
+        (
+            r#"{"query": "q", "question": "p", "response": "a", "answer": "b"}"#,
+            ("q|a", "question answer"),
+        ),
+        (r#"{"input": "q", "answers": ["a"]}"#, ("q|a", "")),
+        (
+            r#"{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}], "solution": "b"}"#,
+            ("q|a", "solution"),
+        ),
+        (
+            r#"{"images": [{"path": "p.png", "width": 3, "hight": 4}], "messages": [{"role": "user", "content": "<image>q"}, {"role": "assistant", "content": "a"}]}"#,
+            ("q|a", "images[].hight"),
+        ),
+    ] {
+        let (texts, unread) = talk(record);
+        assert_eq!((&*texts, &*unread), expected, "{record}");
+    }
+    for (record, named) in [
+        (r#"{"query": "q", "response": ""}"#, "empty"),
+        (r#"{"question": "q", "answers": ["a", "b"]}"#, "answers"),
+        (
+            r#"{"messages": [{"role": "user", "content": [{"type": "tool_result", "content": "10"}]}, {"role": "assistant", "content": []}]}"#,
+            "empty",
+        ),
+    ] {
+        let error = one(record).expect_err(record).to_string();
         assert!(error.contains(named), "{record}: {error}");
     }
 }

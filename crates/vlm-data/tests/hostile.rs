@@ -1,16 +1,22 @@
 //! Pictures made to do harm: each ends in time and in bounded memory, with one line of an error or
-//! with its pixels.
+//! with its patches.
 //!
-//! Each picture is read by a process of its own, so that its peak of memory
+//! Each picture is encoded and checked by a process of its own, so that its peak of memory
 //! and its processor time are known.
 #![cfg(target_os = "linux")]
 #![allow(clippy::disallowed_methods, reason = "test code")]
 
-use std::path::{Path, PathBuf};
+mod folder;
+
+use std::path::Path;
 use std::process::Command;
 
+use folder::family_folder;
 use png::{BitDepth, ColorType, Compression, Encoder, Filter};
-use vlm_data::picture::{Picture, ReadOptions};
+use vlm_data::check::{CheckOptions, Severity, check_data};
+use vlm_data::text::FileOptions;
+use vlm_data::text::format::Conversations;
+use vlm_data::{SampleEncoder, SampleOptions};
 
 /// The bounds on each picture.
 const MAX_SECONDS: f64 = 5.0;
@@ -18,6 +24,11 @@ const MAX_MIB: u64 = 1024;
 /// The side of the largest square picture that is read.
 const SIDE: u32 = 13_377;
 const VARIABLE: &str = "VLM_DATA_HOSTILE";
+/// What is done with a picture: its sample is encoded, patches included, or it is checked.
+const WAYS: [&str; 2] = ["encode", "check"];
+const WAY: &str = "VLM_DATA_HOSTILE_WAY";
+/// The largest pictures of the published processors.
+const PROCESSOR: &str = r#"{"patch_size": 16, "merge_size": 2, "temporal_patch_size": 2, "size": {"shortest_edge": 65536, "longest_edge": 16777216}}"#;
 
 /// What a picture should end in.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -688,13 +699,31 @@ fn cut(cases: &mut Cases) {
     }
 }
 
-/// Reads a file in this process: a line of its outcome, peak of memory in MiB and seconds.
-///
-/// Patches are not part of it: their memory follows from the limits of the processor.
-fn outcome(path: &Path) -> String {
-    let read = Picture::open(path, &ReadOptions::default());
-    let told = match read.map_err(|error| error.to_string()) {
-        Ok(_) => "read",
+/// Encodes or checks a record with the picture `picture` of the folder in this process: a line of
+/// its outcome, peak of memory in MiB and seconds.
+fn outcome(folder: &Path, way: &str) -> String {
+    let record = r#"{"messages": [{"role": "user", "content": "<image>What?"}, {"role": "assistant", "content": "That."}], "images": ["picture"]}"#;
+    let encoder = SampleEncoder::from_folder(folder, SampleOptions::default());
+    let encoder = encoder.expect("an encoder");
+    let mut records = Conversations::new(record.as_bytes(), folder, &FileOptions::default());
+    let read = if way == WAYS[0] {
+        let conversation = records.next().expect("a record").expect("a conversation");
+        let sample = encoder.encode(&conversation);
+        sample.map(drop).map_err(|error| error.to_string())
+    } else {
+        let options = CheckOptions {
+            threads: 1,
+            pixels: true,
+        };
+        let report = check_data(records, &encoder, options, &|_, _| ());
+        let mut errors = report.findings.iter();
+        match errors.find(|found| found.severity == Severity::Error) {
+            None => Ok(()),
+            Some(found) => Err(found.examples[0].message.clone()),
+        }
+    };
+    let told = match read {
+        Ok(()) => "read",
         Err(error) if error.contains('\n') || error.len() > 1000 => "long",
         Err(_) => "refused",
     };
@@ -717,25 +746,29 @@ fn outcome(path: &Path) -> String {
 #[test]
 #[ignore = "is started by the tests below"]
 fn child() {
-    if let Ok(path) = std::env::var(VARIABLE) {
-        println!("\n{}", outcome(Path::new(&path)));
+    if let (Ok(path), Ok(way)) = (std::env::var(VARIABLE), std::env::var(WAY)) {
+        println!("\n{}", outcome(Path::new(&path), &way));
     }
 }
 
 /// Runs all cases and returns their largest peak and time.
 fn run(cases: Vec<Case>, folder: &str) -> (usize, u64, f64) {
-    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(folder);
-    std::fs::create_dir_all(&folder).expect("a folder");
-    let path = folder.join("picture");
+    let folder = family_folder("qwen3", folder);
+    folder.write("preprocessor_config.json", PROCESSOR);
+    let path = folder.0.join("picture");
     let (count, mut wrong) = (cases.len(), Vec::new());
     let (mut largest, mut longest) = (0, 0.0_f64);
-    for (name, end, file) in cases {
+    for (name, end, file, way) in cases
+        .iter()
+        .flat_map(|(name, end, file)| WAYS.map(|way| (name, *end, file, way)))
+    {
         std::fs::write(&path, file).expect("a file");
         let this = std::env::current_exe().expect("a name");
         let arguments = ["child", "--exact", "--ignored", "--nocapture"];
         let ran = Command::new(this)
             .args(arguments)
-            .env(VARIABLE, &path)
+            .env(VARIABLE, &folder.0)
+            .env(WAY, way)
             .output();
         let ran = ran.expect("a process");
         let text = String::from_utf8_lossy(&ran.stdout);
@@ -743,11 +776,14 @@ fn run(cases: Vec<Case>, folder: &str) -> (usize, u64, f64) {
         let Some([told, peak, seconds]) =
             line.and_then(|line| <[&str; 3]>::try_from(line.split(' ').collect::<Vec<_>>()).ok())
         else {
-            wrong.push(format!("{name}: {}", String::from_utf8_lossy(&ran.stderr)));
+            wrong.push(format!(
+                "{name}, {way}: {}",
+                String::from_utf8_lossy(&ran.stderr)
+            ));
             continue;
         };
         let (peak, seconds): (u64, f64) = (peak.parse().expect("MiB"), seconds.parse().expect("s"));
-        println!("{name}: {told}, {peak} MiB, {seconds} s");
+        println!("{name}, {way}: {told}, {peak} MiB, {seconds} s");
         let expected = match end {
             Refused => ["refused"; 2],
             Read => ["read"; 2],
@@ -755,12 +791,11 @@ fn run(cases: Vec<Case>, folder: &str) -> (usize, u64, f64) {
         };
         if !expected.contains(&told) || peak > MAX_MIB || seconds > MAX_SECONDS {
             wrong.push(format!(
-                "{name}: {told}, {peak} MiB, {seconds} s; expected {end:?}"
+                "{name}, {way}: {told}, {peak} MiB, {seconds} s; expected {end:?}"
             ));
         }
         (largest, longest) = (largest.max(peak), longest.max(seconds));
     }
-    std::fs::remove_dir_all(&folder).expect("the folder goes");
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     (count, largest, longest)
 }

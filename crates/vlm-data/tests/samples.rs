@@ -655,18 +655,12 @@ impl Opens {
     }
 }
 
-/// Each file is as long as 4 MiB after its pixels, and its header is short.
+/// Each file is long after its pixels, and its header is short. Of the larger ones, both do not fit
+/// the memory of files that are kept.
 #[cfg(target_os = "linux")]
 #[test]
 fn each_picture_is_opened_once() {
-    const LENGTH: u64 = 4 << 20;
     let folder = Folder::new("read_once");
-    for name in ["a.png", "b.png"] {
-        let mut file =
-            fs::read(workspace().join("tests/fixtures/pictures/rgb_8.png")).expect("one");
-        file.resize(LENGTH as usize, 0);
-        folder.write(name, file);
-    }
     let paths = ["a.png", "b.png"].map(|name| folder.0.join(name));
     let turns = |mark: &str| {
         serde_json::json!([
@@ -678,22 +672,30 @@ fn each_picture_is_opened_once() {
     let video = serde_json::json!({"messages": turns("<video>"), "videos": [paths], "fps": 2.0});
     let encoder = encoder("qwen3", "read_once");
     let opens = Opens::of(&folder.0);
-    for record in [pictures, video] {
-        let record = record.to_string();
-        let mut read = Conversations::new(record.as_bytes(), "", &file_options());
-        let conversation = read.next().expect("a record").expect("a conversation");
-        let before = bytes_read();
-        encoder.measure(&conversation).expect("a sample");
-        opens.count();
-        let measured = bytes_read();
-        encoder.encode(&conversation).expect("a sample");
-        // A file opened for its header and again for its pixels would be reported twice: the other
-        // picture's header is between.
-        assert_eq!(opens.count(), 2, "{record}");
-        let (measured, encoded) = (measured - before, bytes_read() - measured);
-        assert!(measured < LENGTH / 4, "{measured} bytes to measure");
-        assert!(encoded >= 2 * LENGTH, "{encoded} bytes: both are read here");
-        assert!(encoded < 5 * LENGTH / 2, "{encoded} bytes to encode");
+    let picture = workspace().join("tests/fixtures/pictures/rgb_8.png");
+    for length in [4 << 20, 40 << 20] {
+        for path in &paths {
+            fs::copy(&picture, path).expect("a copy");
+            let file = fs::OpenOptions::new().write(true).open(path);
+            file.expect("a file").set_len(length).expect("a length");
+        }
+        for record in [&pictures, &video] {
+            let record = record.to_string();
+            let mut read = Conversations::new(record.as_bytes(), "", &file_options());
+            let conversation = read.next().expect("a record").expect("a conversation");
+            let before = bytes_read();
+            encoder.measure(&conversation).expect("a sample");
+            opens.count();
+            let measured = bytes_read();
+            encoder.encode(&conversation).expect("a sample");
+            // A file opened for its header and again for its pixels would be reported twice: the
+            // other picture's header is between.
+            assert_eq!(opens.count(), 2, "{record}");
+            let (measured, encoded) = (measured - before, bytes_read() - measured);
+            assert!(measured < length / 4, "{measured} bytes to measure");
+            assert!(encoded >= 2 * length, "{encoded} bytes: both are read here");
+            assert!(encoded < 5 * length / 2, "{encoded} bytes to encode");
+        }
     }
 }
 
@@ -813,7 +815,82 @@ fn videos_have_the_grids_of_transformers() {
     }
 }
 
-/// A lossless file has the frames that it was made of, taken at their rate or at a lower one.
+/// The frames of a video as its patches have them, and its text.
+fn frames_of(
+    encoder: &SampleEncoder,
+    record: &Value,
+) -> vlm_data::Result<(Vec<Picture>, String, f64)> {
+    let record = record.to_string();
+    let mut read = Conversations::new(record.as_bytes(), "", &file_options());
+    let conversation = read.next().expect("a record")?;
+    let sample = encoder.encode(&conversation)?;
+    let (values, grid) = (&sample.video_patches, sample.video_grids[0]);
+    let frames = encoder.videos().pictures(values, grid)?;
+    let ids: Vec<u32> = sample.text.input_ids.iter().map(|&id| id as u32).collect();
+    let text = encoder.text().tokenizer().decode(&ids).expect("a text");
+    Ok((frames, text, sample.seconds_per_grid[0]))
+}
+
+fn of_video(mut part: Value, path: &std::path::Path) -> Value {
+    part["type"] = "video".into();
+    part["video"] = path.display().to_string().into();
+    serde_json::json!({"messages": [
+        {"role": "user", "content": [part]},
+        {"role": "assistant", "content": "That."},
+    ]})
+}
+
+/// Frame N of a file has the luma 16 + 2 N; see `fixtures/generate/videos.py`.
+#[test]
+#[ignore = "needs the program ffmpeg"]
+fn frames_of_files_are_those_that_qwen_vl_utils_takes() {
+    let folder = Folder::new("frames_of_files");
+    let [qwen2_5, qwen3] = ["qwen2_5", "qwen3"].map(|family| encoder(family, "videos"));
+    let rows = json("videos.json");
+    let rows = rows.as_array().expect("rows");
+    assert_eq!(rows.len(), 63);
+    let mut wrong = Vec::new();
+    for row in rows {
+        let path = folder.0.join(row["file"].as_str().expect("a name"));
+        if !path.exists() {
+            let arguments = row["make"].as_array().expect("arguments").iter();
+            let made = Command::new("ffmpeg")
+                .current_dir(&folder.0)
+                .args(arguments.map(|argument| argument.as_str().expect("a text")))
+                .status();
+            assert!(made.expect("ffmpeg starts").success());
+        }
+        let record = of_video(row["part"].clone(), &path);
+        let (frames, text, _) = frames_of(&qwen3, &record).expect("a sample");
+        let number = |frame: &Picture| {
+            let sum: u64 = frame.rgb().iter().map(|&level| u64::from(level)).sum();
+            (sum as f64 / frame.rgb().len() as f64 / (2.0 * 255.0 / 219.0)).round() as u64
+        };
+        let found: Vec<u64> = frames.iter().map(number).collect();
+        let seconds = row["seconds"].as_array().expect("times").iter();
+        let seconds: Vec<f64> = seconds
+            .map(|second| second.as_f64().expect("a time"))
+            .collect();
+        let times = text
+            .split('<')
+            .filter_map(|piece| piece.split_once(" seconds>"));
+        let times: Vec<&str> = times.map(|(time, _)| time).collect();
+        let expected: Vec<String> = seconds
+            .iter()
+            .map(|second| format!("{second:.1}"))
+            .collect();
+        let (_, _, per_grid) = frames_of(&qwen2_5, &record).expect("a sample");
+        if serde_json::json!(found) != row["indices"]
+            || times != expected
+            || Some(per_grid) != row["fps"].as_f64().map(|fps| 2.0 / fps)
+        {
+            wrong.push(format!("{found:?} {times:?} {per_grid}: {row}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// A lossless file has the pixels of the frames that it was made of.
 #[test]
 #[ignore = "needs the program ffmpeg"]
 fn frames_of_a_file_are_those_that_it_was_made_of() {
@@ -831,25 +908,14 @@ fn frames_of_a_file_are_those_that_it_was_made_of() {
         .args("-v error -framerate 4 -i %d.png -c:v ffv1 -pix_fmt bgr0 clip.mkv".split(' '))
         .status();
     assert!(made.expect("ffmpeg starts").success());
-    let record = |video: Value, fps: u32| {
-        serde_json::json!({
-            "messages": [
-                {"role": "user", "content": "<video>What?"},
-                {"role": "assistant", "content": "That."},
-            ],
-            "videos": [video],
-            "fps": fps,
-        })
-    };
-    let clip = folder.0.join("clip.mkv");
     for family in ["qwen2_5", "qwen3", "glm"] {
         let encoder = encoder(family, "file");
-        for (fps, step) in [(4, 1), (2, 2)] {
-            let found = encode(&encoder, &record(serde_json::json!(clip), fps));
-            let taken: Vec<_> = names.iter().step_by(step).collect();
-            let expected = encode(&encoder, &record(serde_json::json!(taken), fps));
-            assert_eq!(found.expect("a sample"), expected.expect("a sample"));
-        }
+        let fps = serde_json::json!({"fps": 4});
+        let mut list = of_video(fps.clone(), &names[0]);
+        list["messages"][0]["content"][0]["video"] = serde_json::json!(names);
+        let expected = encode(&encoder, &list).expect("a sample");
+        let found = encode(&encoder, &of_video(fps, &folder.0.join("clip.mkv")));
+        assert_eq!(found.expect("a sample"), expected);
     }
     let encoder = encoder("qwen3", "wrong_file");
     folder.write("text.mp4", "no video");
@@ -857,14 +923,23 @@ fn frames_of_a_file_are_those_that_it_was_made_of() {
         "list.mp4",
         "#EXTM3U\n#EXTINF:2,\nclip.mkv\n#EXT-X-ENDLIST\n",
     );
-    for (name, fps, expected) in [
-        ("text.mp4", 2, "ffmpeg: "),
-        ("list.mp4", 2, "ffmpeg: "),
-        ("clip.mkv", 1000, "more than 768 frames"),
-        ("none.mp4", 2, "none.mp4: No such file"),
+    for (name, keys, expected) in [
+        ("text.mp4", "{}", "ffmpeg: "),
+        ("list.mp4", "{}", "ffmpeg: "),
+        (
+            "clip.mkv",
+            r#"{"nframes": 10}"#,
+            "10 frames, expected from 2 to the 8",
+        ),
+        (
+            "clip.mkv",
+            r#"{"video_start": 2.0}"#,
+            "the frames 8 to 7 of 8, which are 2.00 s",
+        ),
+        ("none.mp4", "{}", "none.mp4: No such file"),
     ] {
-        let video = serde_json::json!(folder.0.join(name));
-        let error = encode(&encoder, &record(video, fps))
+        let keys = serde_json::from_str(keys).expect("JSON");
+        let error = encode(&encoder, &of_video(keys, &folder.0.join(name)))
             .expect_err(name)
             .to_string();
         assert!(

@@ -525,8 +525,8 @@ fn each_wrong_record_says_what_is_wrong() {
             r#"message 1 has the role "boss"; expected one of system, user"#,
         ),
         (
-            r#"{"conversations": [{"from": "bot", "value": "q"}]}"#.to_owned(),
-            r#"role "bot"; expected one of system, human"#,
+            r#"{"conversations": [{"from": "boss", "value": "q"}]}"#.to_owned(),
+            r#"role "boss"; expected one of system, human"#,
         ),
         (
             ask(
@@ -1564,10 +1564,10 @@ fn keys_of_other_data_are_refused() {
     for part in [
         r#"{"type": "input_audio", "input_audio": {"data": "x"}}"#,
         r#"{"type": "audio_url", "value": "a.mp3"}"#,
-        r#"{"type": "image", "image": "a", "resized_height": 28, "resized_width": 28}"#,
-        r#"{"type": "video", "video": "a.mp4", "video_start": 1.0}"#,
-        r#"{"type": "video", "video": "a.mp4", "nframes": 8}"#,
-        r#"{"type": "video", "video": ["a", "b"], "max_pixels": 1000}"#,
+        r#"{"type": "image", "image": "a", "resized_height": 28}"#,
+        r#"{"type": "video", "video": ["a", "b"], "video_start": 1.0}"#,
+        r#"{"type": "video", "video": "a.mp4", "nframes": 8, "fps": 1}"#,
+        r#"{"type": "video", "video": "a.mp4", "raw_fps": 30}"#,
     ] {
         let record = format!(
             r#"{{"messages": [{{"role": "user", "content": [{part}]}}, {{"role": "assistant", "content": "a"}}]}}"#

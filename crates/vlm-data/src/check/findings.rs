@@ -120,7 +120,7 @@ fn kind(error: &VlmDataError) -> &'static str {
         | VlmDataError::TooMuchMemory { .. }
         | VlmDataError::Memory { .. } => "too-many-pixels",
         VlmDataError::AspectRatio { .. } => "aspect-ratio",
-        VlmDataError::NotDivisible { .. } => "size",
+        VlmDataError::NotDivisible { .. } | VlmDataError::Restated { .. } => "size",
         VlmDataError::VideoFile { .. } => "video-file",
         VlmDataError::TooFewFrames { .. } => "frames",
         VlmDataError::FrameSize { .. } => "frame-size",

@@ -5,7 +5,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use super::findings::Found;
 use super::{Check, REMEMBERED, lock};
-use crate::picture::{Contents, Wanted, contents, header, read_file};
+use crate::picture::{Contents, KeptFile, Wanted, contents};
 use crate::sample::frames;
 use crate::text::format::{MediaSource, Video};
 use crate::{Result, VlmDataError};
@@ -107,15 +107,21 @@ impl<R> Check<'_, R> {
         purpose: Use,
     ) -> Result<(Sides, Vec<(&'static str, String)>)> {
         let options = &self.encoder.options().read;
-        let bytes = match source {
-            MediaSource::Path(path) if self.options.pixels => Cow::Owned(read_file(path, options)?),
-            MediaSource::Path(_) => Cow::Borrowed(&[][..]),
-            MediaSource::Bytes(bytes) => Cow::Borrowed(&bytes[..]),
-        };
         let mut notes = Vec::new();
-        let header = match source {
-            MediaSource::Path(path) if !self.options.pixels => header(path, options)?,
-            _ => contents(&bytes, options, Wanted::Sides)?,
+        let (bytes, header) = match source {
+            MediaSource::Path(path) if self.options.pixels => {
+                let bytes = plain_files::read(path, options.max_memory)?;
+                let header = contents(&bytes, options, Wanted::Sides)?;
+                (Cow::Owned(bytes), header)
+            }
+            MediaSource::Path(path) => {
+                let header = KeptFile::open(path, options, &mut 0)?.header(path, options)?;
+                (Cow::Borrowed(&[][..]), header)
+            }
+            MediaSource::Bytes(bytes) => (
+                Cow::Borrowed(&bytes[..]),
+                contents(bytes, options, Wanted::Sides)?,
+            ),
         };
         let sides = header.sides();
         let [width, height] = sides;

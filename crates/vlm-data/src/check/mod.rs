@@ -265,7 +265,8 @@ fn hash_of(conversation: &Conversation) -> u64 {
     format!("{:?}", conversation.tools).hash(&mut hasher);
     let mut media: Vec<&MediaSource> = conversation.images.iter().collect();
     for video in &conversation.videos {
-        video.fps.map(f64::to_bits).hash(&mut hasher);
+        let keys = format!("{:?}", (video.fps, video.choice, video.limits));
+        keys.hash(&mut hasher);
         match &video.frames {
             Frames::Folder(path) | Frames::File(path) => path.hash(&mut hasher),
             Frames::List(frames) => media.extend(frames),
@@ -305,6 +306,7 @@ mod tests {
             ["a.png", "b.png"],
             ["f.png", "g.png"],
             [r#""fps": 2"#, r#""fps": 4"#],
+            [r#""fps": 2"#, r#""fps": 2, "max_pixels": 9999"#],
             [r#""videos""#, r#""tools": [{"name": "f"}], "videos""#],
         ] {
             let other = first.replace(old, new);

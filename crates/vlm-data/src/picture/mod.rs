@@ -40,5 +40,5 @@ mod smart_resize;
 pub use config::{Backend, BoxForm, FAMILIES, Family, PictureConfig, ResizeRule};
 pub use patches::{Patches, PictureProcessor};
 pub use read::{Alpha, Picture, ReadOptions};
-pub(crate) use read::{Contents, Wanted, contents, header, in_file, read_file};
+pub(crate) use read::{Contents, KeptFile, Wanted, contents, in_file};
 pub use smart_resize::smart_resize;

@@ -8,7 +8,7 @@ use crate::{Result, VlmDataError};
 
 use super::config::{Backend, PictureConfig};
 use super::read::Picture;
-use super::resample::{Axis, COLOURS, columns_first};
+use super::resample::{Axis, COLOURS, columns_first, resize_in_floats};
 use super::smart_resize::smart_resize;
 
 /// The limit on the pixels of a patch times its frames; larger sizes are mistakes.
@@ -34,6 +34,44 @@ pub struct Patches {
     pub channels: usize,
     /// The row of `image_grid_thw`: patches in time, height and width.
     pub grid: [usize; 3],
+}
+
+impl Picture {
+    /// The picture with other sides, by bicubic interpolation in the arithmetic of a backend.
+    ///
+    /// # Errors
+    /// [`VlmDataError::Memory`] if an allocation fails
+    pub(crate) fn resized(self, [height, width]: [usize; 2], backend: Backend) -> Result<Self> {
+        let stride = self.width() * COLOURS;
+        let rows = Axis::new(self.width(), width, backend)?;
+        let columns = Axis::new(self.height(), height, backend)?;
+        let rgb = Self::into_levels(Cow::Owned(self));
+        let rgb = match (rows.as_ref(), columns.as_ref()) {
+            (Some(axis), Some(columns)) if columns_first(axis, columns, backend) => {
+                let low = all_columns(columns, rgb, stride)?;
+                all_rows(Some(axis), Cow::Owned(low))?
+            }
+            (rows, Some(columns)) => {
+                let narrow = all_rows(rows, rgb)?;
+                Cow::Owned(all_columns(columns, narrow, width * COLOURS)?)
+            }
+            (rows, None) => all_rows(rows, rgb)?,
+        };
+        Self::from_rgb(width, height, rgb.into_owned())
+    }
+
+    /// As [`Picture::resized`], in the arithmetic of torchvision's older functions.
+    ///
+    /// # Errors
+    /// [`VlmDataError::Memory`] if an allocation fails
+    pub(crate) fn resized_in_floats(self, [height, width]: [usize; 2]) -> Result<Self> {
+        let sides = [self.width(), self.height()];
+        if sides == [width, height] {
+            return Ok(self);
+        }
+        let rgb = resize_in_floats(self.rgb(), sides, [width, height])?;
+        Self::from_rgb(width, height, rgb)
+    }
 }
 
 impl PictureProcessor {
@@ -129,6 +167,24 @@ impl PictureProcessor {
         ])
     }
 
+    /// The grid of frames that have been resized before, which must keep their size.
+    ///
+    /// # Errors
+    /// those of [`PictureProcessor::grid`]; [`VlmDataError::Restated`]
+    pub(crate) fn grid_of_resized(&self, frames: usize, stated: [usize; 2]) -> Result<[usize; 3]> {
+        let grid = self.video_grid(frames, stated[0], stated[1])?;
+        let found = [grid[1], grid[2]].map(|side| side * self.config.patch_size);
+        if found != stated {
+            let limits = [self.config.min_pixels, self.config.max_pixels];
+            return Err(VlmDataError::Restated {
+                stated,
+                found,
+                limits,
+            });
+        }
+        Ok(grid)
+    }
+
     /// The number of placeholder tokens of a grid in the prompt.
     pub fn placeholders(&self, grid: [usize; 3]) -> usize {
         let square = self.config.merge_size * self.config.merge_size;
@@ -175,9 +231,8 @@ impl PictureProcessor {
     /// those of [`PictureProcessor::patches`]; [`VlmDataError::BufferLength`] if the length of
     /// `values` is not grid product x channels
     pub fn write_patches(&self, picture: &Picture, values: &mut [f32]) -> Result<[usize; 3]> {
-        let depth = self.config.temporal_patch_size;
         let grid = self.grid(picture.height(), picture.width())?;
-        self.write_planes(picture, grid, 0..depth, values)?;
+        self.write(Cow::Borrowed(picture), [0, 1], grid, values)?;
         Ok(grid)
     }
 
@@ -196,6 +251,18 @@ impl PictureProcessor {
     pub fn write_frame(
         &self,
         picture: &Picture,
+        which: [usize; 2],
+        grid: [usize; 3],
+        values: &mut [f32],
+    ) -> Result<()> {
+        self.write(Cow::Borrowed(picture), which, grid, values)
+    }
+
+    /// As [`PictureProcessor::write_frame`]; an owned picture is freed once one of its axes is
+    /// resized. A picture is the frame 0 of 1.
+    pub(crate) fn write(
+        &self,
+        picture: Cow<'_, Picture>,
         [frame, frames]: [usize; 2],
         grid: [usize; 3],
         values: &mut [f32],
@@ -274,7 +341,7 @@ impl PictureProcessor {
     /// Resizes a picture and writes it as some frames of one temporal patch.
     fn write_planes(
         &self,
-        picture: &Picture,
+        picture: Cow<'_, Picture>,
         grid: [usize; 3],
         planes: Range<usize>,
         values: &mut [f32],
@@ -292,7 +359,7 @@ impl PictureProcessor {
         let columns = Axis::new(picture.height(), height, backend)?;
         let side = self.config.patch_size * self.config.merge_size;
         let strip_values = expected / (height / side);
-        let rgb = picture.rgb();
+        let rgb = Picture::into_levels(picture);
         // One axis is resized for the whole picture, the other per row of squares, which then stays
         // in the cache until it is cut.
         match (rows, columns) {
@@ -306,10 +373,7 @@ impl PictureProcessor {
                 });
             }
             (rows, Some(columns)) => {
-                let narrow = match rows {
-                    Some(rows) => Cow::Owned(all_rows(&rows, rgb)?),
-                    None => Cow::Borrowed(rgb),
-                };
+                let narrow = all_rows(rows.as_ref(), rgb)?;
                 for_each_chunk(values, strip_values, |square_row, values| {
                     let mut strip = vec![0; side * width * COLOURS];
                     for (y, row) in strip.chunks_exact_mut(width * COLOURS).enumerate() {
@@ -319,10 +383,7 @@ impl PictureProcessor {
                 });
             }
             (rows, None) => {
-                let resized = match rows {
-                    Some(rows) => Cow::Owned(all_rows(&rows, rgb)?),
-                    None => Cow::Borrowed(rgb),
-                };
+                let resized = all_rows(rows.as_ref(), rgb)?;
                 let bytes = side * width * COLOURS;
                 for_each_chunk(values, strip_values, |square_row, values| {
                     self.cut(
@@ -443,25 +504,28 @@ fn value(config: &PictureConfig, colour: usize, level: u8) -> f32 {
     }
 }
 
-/// Resizes all rows of `rgb`.
-fn all_rows(rows: &Axis, rgb: &[u8]) -> Result<Vec<u8>> {
+/// Resizes all rows of `rgb`, which is then freed.
+fn all_rows<'a>(rows: Option<&Axis>, rgb: Cow<'a, [u8]>) -> Result<Cow<'a, [u8]>> {
+    let Some(rows) = rows else {
+        return Ok(rgb);
+    };
     let (from, to) = (rows.inputs * COLOURS, rows.outputs * COLOURS);
     let mut resized = zeros("the resized rows", (rgb.len() / from) as u128 * to as u128)?;
     for_each_chunk(&mut resized, TASK_ROWS * to, |task, output| {
         rows.resize_rows(&rgb[task * TASK_ROWS * from..], output);
     });
-    Ok(resized)
+    Ok(Cow::Owned(resized))
 }
 
-/// Resizes all columns of `rgb`, whose rows have `stride` bytes.
-fn all_columns(columns: &Axis, rgb: &[u8], stride: usize) -> Result<Vec<u8>> {
+/// Resizes all columns of `rgb`, whose rows have `stride` bytes and which is then freed.
+fn all_columns(columns: &Axis, rgb: Cow<'_, [u8]>, stride: usize) -> Result<Vec<u8>> {
     let mut resized = zeros(
         "the resized columns",
         columns.outputs as u128 * stride as u128,
     )?;
     for_each_chunk(&mut resized, TASK_ROWS * stride, |task, output| {
         for (y, row) in output.chunks_exact_mut(stride).enumerate() {
-            columns.resize_columns(rgb, task * TASK_ROWS + y, row);
+            columns.resize_columns(&rgb, task * TASK_ROWS + y, row);
         }
     });
     Ok(resized)

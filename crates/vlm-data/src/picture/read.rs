@@ -1,6 +1,8 @@
 //! A file's pixels as RGB.
 
-use std::io::{Cursor, Read as _};
+use std::borrow::Cow;
+use std::fs::File;
+use std::io::{Cursor, Read as _, Seek as _};
 use std::path::Path;
 
 use image::codecs::png::PngEncoder;
@@ -129,7 +131,8 @@ impl Picture {
     /// [`VlmDataError::InFile`] around the errors of [`Picture::decode`]
     pub fn open(path: impl AsRef<Path>, options: &ReadOptions) -> Result<Self> {
         let path = path.as_ref();
-        Self::decode(&read_file(path, options)?, options).map_err(|source| in_file(path, source))
+        let file = plain_files::read(path, options.max_memory)?;
+        Self::decode(&file, options).map_err(|source| in_file(path, source))
     }
 
     /// Decodes the contents of a file; see [`Picture::open`].
@@ -200,6 +203,14 @@ impl Picture {
         self.height
     }
 
+    /// The levels, out of the picture if it is owned.
+    pub(super) fn into_levels(picture: Cow<'_, Self>) -> Cow<'_, [u8]> {
+        match picture {
+            Cow::Borrowed(picture) => Cow::Borrowed(&picture.rgb),
+            Cow::Owned(picture) => Cow::Owned(picture.rgb),
+        }
+    }
+
     /// The levels of red, green and blue, `[height, width, 3]`.
     pub fn rgb(&self) -> &[u8] {
         &self.rgb
@@ -212,11 +223,6 @@ pub(crate) enum Wanted {
     Pixels,
     /// Width, height and orientation.
     Sides,
-}
-
-/// The bytes of a picture's file.
-pub(crate) fn read_file(path: &Path, options: &ReadOptions) -> Result<Vec<u8>> {
-    Ok(plain_files::read(path, options.max_memory)?)
 }
 
 pub(crate) fn in_file(path: &Path, source: VlmDataError) -> VlmDataError {
@@ -326,13 +332,60 @@ pub(crate) fn contents(file: &[u8], options: &ReadOptions, wanted: Wanted) -> Re
     )
 }
 
-/// Reads the header of a file, which is opened once, and little of what follows.
-pub(crate) fn header(path: &Path, options: &ReadOptions) -> Result<Contents> {
-    let failed = |error: std::io::Error| VlmDataError::File {
+/// A picture's file that has been opened.
+pub(crate) enum KeptFile {
+    /// Its bytes.
+    Bytes(Vec<u8>),
+    /// The file, for those that are too large to be kept.
+    Open(File),
+}
+
+impl KeptFile {
+    /// Opens a file, and reads it if it fits the room that is left.
+    pub(crate) fn open(path: &Path, options: &ReadOptions, room: &mut u64) -> Result<Self> {
+        let file = plain_files::open(path)?;
+        let length = file.metadata().map_err(|error| unread(path, &error))?.len();
+        if length > *room {
+            return Ok(Self::Open(file));
+        }
+        let bytes = plain_files::read_opened(&file, path, options.max_memory)?;
+        *room = room.saturating_sub(bytes.len() as u64);
+        Ok(Self::Bytes(bytes))
+    }
+
+    /// Reads its header.
+    pub(crate) fn header(&mut self, path: &Path, options: &ReadOptions) -> Result<Contents> {
+        match self {
+            Self::Bytes(file) => {
+                contents(file, options, Wanted::Sides).map_err(|source| in_file(path, source))
+            }
+            Self::Open(file) => header(file, path, options),
+        }
+    }
+
+    /// Decodes it.
+    pub(crate) fn picture(self, path: &Path, options: &ReadOptions) -> Result<Picture> {
+        let bytes = match self {
+            Self::Bytes(bytes) => bytes,
+            Self::Open(mut file) => {
+                file.rewind().map_err(|error| unread(path, &error))?;
+                plain_files::read_opened(&file, path, options.max_memory)?
+            }
+        };
+        Picture::decode(&bytes, options).map_err(|source| in_file(path, source))
+    }
+}
+
+fn unread(path: &Path, error: &std::io::Error) -> VlmDataError {
+    VlmDataError::File {
         path: path.to_owned(),
         reason: error.to_string(),
-    };
-    let mut file = plain_files::open(path)?;
+    }
+}
+
+/// Reads the header of a file, and little of what follows.
+fn header(file: &mut File, path: &Path, options: &ReadOptions) -> Result<Contents> {
+    let failed = |error: std::io::Error| unread(path, &error);
     let length = file.metadata().map_err(failed)?.len();
     let mut bytes = Vec::new();
     let mut most = HEADER_BYTES;
@@ -344,7 +397,7 @@ pub(crate) fn header(path: &Path, options: &ReadOptions) -> Result<Contents> {
             .map_err(failed)?;
         let is_whole = (bytes.len() as u64) < most || bytes.len() as u64 >= length;
         if !is_whole && bytes.starts_with(PNG) {
-            bytes = png::without_pixels(&mut file).map_err(failed)?;
+            bytes = png::without_pixels(file).map_err(failed)?;
         }
         let is_last = is_whole || bytes.starts_with(PNG) || most > options.max_memory;
         let input = Input {

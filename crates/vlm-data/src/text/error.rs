@@ -132,7 +132,7 @@ pub enum RecordProblem {
     /// Keys that match no format.
     #[error(
         "expected one of the keys \"messages\", \"conversations\", \"instruction\", \"response\", \
-         \"completion\" or \"text\", found {}; rename the columns",
+         \"answer\", \"completion\" or \"text\", found {}; rename the columns",
         list(found)
     )]
     UnknownFormat {

@@ -20,12 +20,15 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+mod float;
 mod portable;
 
 use crate::Result;
 
 use super::config::Backend;
 use crate::memory::reserve;
+
+pub(super) use float::resize_in_floats;
 
 /// Bytes of a pixel.
 pub(super) const COLOURS: usize = 3;

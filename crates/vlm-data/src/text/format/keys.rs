@@ -79,7 +79,8 @@ pub(crate) const KEYS: &[Key] = &[
     key(Record, &["instruction", "input", "output", "history"], Read, "LLaMA-Factory data/README (alpaca)"),
     key(Record, &["query", "response"], Read, "ms-swift Custom-dataset"),
     key(Record, &["prompt", "completion"], Read, "TRL dataset_formats (prompt-completion)"),
-    key(Record, &["text"], Read, "TRL dataset_formats (language modeling)"),
+    key(Record, &["text"], Read, "TRL dataset_formats (language modeling); ms-swift ResponsePreprocessor"),
+    key(Record, &["question", "problem", "answer", "targets", "target", "answer_key", "answers", "solution", "content"], Read, "ms-swift ResponsePreprocessor"),
     key(Record, &["system"], Read, "LLaMA-Factory data/README; ms-swift Custom-dataset"),
     key(Record, &["system_prompt"], Read, "ms-swift ResponsePreprocessor"),
     key(Record, &["images", "image"], Read, "LLaMA-Factory data/README; ms-swift; TRL; LLaVA"),
@@ -103,17 +104,20 @@ pub(crate) const KEYS: &[Key] = &[
     key(Record, &["kto_tag"], OtherData(PREFERENCES), "LLaMA-Factory data/README"),
     key(Record, &["margin", "score_chosen", "score_rejected"], OtherData(PREFERENCES), "TRL reward and DPO trainers; ms-swift"),
     key(Record, &["labels", "completions"], OtherData("stepwise supervision"), "TRL dataset_formats"),
-    key(Record, &["positive", "negative", "positive_messages", "negative_messages", "positive_images", "negative_images"], OtherData("pairs for an embedding"), "ms-swift Custom-dataset (embedding)"),
+    key(Record, &["positive", "negative", "positive_messages", "negative_messages", "positive_images", "negative_images", "positive_videos", "negative_videos", "positive_audios", "negative_audios", "positive_tools", "negative_tools", "positive_objects", "negative_objects"], OtherData("pairs for an embedding"), "ms-swift Custom-dataset (embedding)"),
     key(Record, &["scores", "reward", "rewards"], OtherData(SCORES), "TRL; ms-swift (GRPO)"),
-    key(Record, &["audios", "audio", "sound", "speech"], OtherData(SOUND), "LLaMA-Factory data/README; ms-swift"),
+    key(Record, &["audios", "audio", "sound", "speech", "ref_audios", "audio_codes"], OtherData(SOUND), "LLaMA-Factory data/README; ms-swift"),
+    key(Record, &["teacher_prompt", "teacher_images"], OtherData("distillation"), "ms-swift RowPreprocessor"),
+    key(Record, &["target_probs", "omnijev_column_keys", "omnijev_video"], OtherData("scores of decisions"), "ms-swift RowPreprocessor"),
+    key(Record, &["questions", "kinds", "options", "state", "question_ids", "criteria"], Harmless("says what \"target_probs\" is of"), "ms-swift RowPreprocessor"),
     key(Record, &["weight", "loss", "loss_scale", "loss_weight"], Weight, "ms-swift; LLaMA-Factory v1"),
     key(Record, &["chat_template_kwargs"], NotApplied("set the template's variables for the whole data set"), "TRL dataset_formats; ms-swift"),
     key(Record, &["functions"], NotApplied("rename it to \"tools\""), "OpenAI fine-tuning format (before tools)"),
-    key(Record, &["min_pixels", "max_pixels", "resized_height", "resized_width", "total_pixels", "nframes", "min_frames", "max_frames", "video_start", "video_end"], NotApplied("write \"min_pixels\" and \"max_pixels\" into the part of the picture, and cut videos elsewhere"), "qwen-vl-utils vision_process.py"),
+    key(Record, &["min_pixels", "max_pixels", "resized_height", "resized_width", "total_pixels", "nframes", "min_frames", "max_frames", "video_start", "video_end"], NotApplied("write it into the part of the picture or video"), "qwen-vl-utils vision_process.py"),
 
     key(Message, &["role", "content"], Read, "OpenAI; ms-swift; TRL"),
     key(Message, &["from", "value"], Read, "LLaMA-Factory data/README (sharegpt); LLaVA"),
-    key(Message, &["human", "assistant", "system"], Read, "ms-swift Custom-dataset (conversation)"),
+    key(Message, &["human", "user", "assistant", "gpt", "bot", "system"], Read, "ms-swift MessagesPreprocessor (pairs)"),
     key(Message, &["loss", "loss_scale"], Read, "ms-swift Custom-dataset"),
     key(Message, &["loss_weight"], Read, "LLaMA-Factory v1 rendering.py"),
     key(Message, &["weight"], Read, "OpenAI fine-tuning format"),
@@ -129,10 +133,15 @@ pub(crate) const KEYS: &[Key] = &[
     key(Part, &["text", "value", "reasoning", "thinking"], Read, "OpenAI; LLaMA-Factory v1 types.py"),
     key(Part, &["image", "image_url", "path", "url", "base64", "source"], Read, "OpenAI; Hugging Face; Anthropic"),
     key(Part, &["video", "video_url", "frames", "fps", "sample_fps"], Read, "Hugging Face; qwen-vl-utils"),
-    key(Part, &["min_pixels", "max_pixels"], Read, "qwen-vl-utils vision_process.py"),
+    key(Part, &["name", "input", "tool_use_id", "content"], Read, "Anthropic (tool_use, tool_result)"),
+    key(Part, &["width", "height"], Harmless("is read from the picture itself"), "InternVL chat data format"),
+    key(Part, &["is_error", "signature"], Harmless("is not the part's text"), "Anthropic"),
+    key(Part, &["bytes", "data", "folder"], Read, "ms-swift; Hugging Face datasets; this project's docs/data-text.md"),
+    key(Part, &["min_pixels", "max_pixels", "resized_height", "resized_width"], Read, "qwen-vl-utils vision_process.py"),
+    key(Part, &["total_pixels"], Read, "qwen-vl-utils vision_process.py (videos)"),
+    key(Part, &["nframes", "min_frames", "max_frames", "video_start", "video_end"], Read, "qwen-vl-utils vision_process.py (video files)"),
     key(Part, &["cache_control", "detail", "id", "index"], Harmless("is a setting of a service"), "OpenAI; Anthropic"),
-    key(Part, &["resized_height", "resized_width"], NotApplied("resize the picture, or write \"max_pixels\""), "qwen-vl-utils vision_process.py"),
-    key(Part, &["nframes", "min_frames", "max_frames", "video_start", "video_end", "total_pixels", "raw_fps"], NotApplied("cut the video, and write \"fps\""), "qwen-vl-utils vision_process.py"),
+    key(Part, &["raw_fps"], NotApplied("write \"sample_fps\""), "qwen-vl-utils vision_process.py"),
     key(Part, &["audio", "audio_url", "input_audio"], OtherData(SOUND), "OpenAI; LLaMA-Factory v1 types.py"),
 
     key(Objects, &["ref", "bbox", "image_id", "bbox_type"], Read, "ms-swift Custom-dataset (grounding)"),
@@ -224,6 +233,25 @@ mod tests {
             for name in key.names {
                 assert!(seen.insert(format!("{:?} {name}", key.place)), "{name}");
             }
+        }
+    }
+
+    /// The keys that ms-swift reads; see `tests/fixtures/generate/formats.py`.
+    #[test]
+    fn each_key_of_ms_swift_has_a_row() {
+        let path = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/tests/fixtures/text/formats.json"
+        );
+        let file = std::fs::read(path).expect("a file");
+        let file = Json::parse(&file).expect("JSON");
+        let names = file.get("swift_keys").and_then(Json::as_array);
+        let names = names.expect("names");
+        assert!(names.len() > 60, "{}", names.len());
+        for name in names {
+            let is_named =
+                |key: &&Key| key.place == Record && key.names.contains(&name.as_str().unwrap());
+            assert!(KEYS.iter().any(|key| is_named(&key)), "{name:?}");
         }
     }
 

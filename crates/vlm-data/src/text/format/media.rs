@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use super::limits::{FrameChoice, PictureLimits};
 use crate::text::error::RecordProblem;
 use crate::text::json::Json;
 
@@ -31,6 +32,10 @@ pub struct Video {
     pub frames: Frames,
     /// Frames per second, if the record states it; for a video file, the rate of sampling.
     pub fps: Option<f64>,
+    /// The frames that are taken of a video file.
+    pub choice: FrameChoice,
+    /// The sizes of frames.
+    pub limits: PictureLimits,
 }
 
 /// The frames of a video.
@@ -138,10 +143,7 @@ pub(super) fn video(value: &Json, key: &str, folder: &Path) -> Result<Video, Rec
             } else {
                 Frames::Folder
             };
-            Ok(Video {
-                frames: frames(path),
-                fps: None,
-            })
+            Ok(Video::new(frames(path)))
         }
         Json::Array(items) => {
             let frame =
@@ -159,10 +161,7 @@ pub(super) fn video(value: &Json, key: &str, folder: &Path) -> Result<Video, Rec
                     found,
                 });
             }
-            Ok(Video {
-                frames: Frames::List(frames),
-                fps: None,
-            })
+            Ok(Video::new(Frames::List(frames)))
         }
         Json::Object(_) => {
             let inner = ["frames", "video", "path", "folder", "url"]
@@ -171,16 +170,48 @@ pub(super) fn video(value: &Json, key: &str, folder: &Path) -> Result<Video, Rec
             let Some(inner @ (Json::String(_) | Json::Array(_))) = inner else {
                 return Err(wrong(key, "an object with \"frames\" or \"video\"", value));
             };
-            let fps = ["fps", "sample_fps"]
-                .iter()
-                .find_map(|name| value.get(name));
-            let fps = fps.map(|fps| self::fps(fps, key)).transpose()?;
-            Ok(Video {
-                fps,
-                ..video(inner, key, folder)?
-            })
+            let mut video = video(inner, key, folder)?;
+            video.read_keys(value, key)?;
+            Ok(video)
         }
         _ => Err(wrong(key, "a folder, a list of frames or a file", value)),
+    }
+}
+
+impl Video {
+    fn new(frames: Frames) -> Self {
+        Self {
+            frames,
+            fps: None,
+            choice: FrameChoice::default(),
+            limits: PictureLimits::default(),
+        }
+    }
+
+    /// Reads the keys beside the frames.
+    pub(super) fn read_keys(&mut self, value: &Json, key: &str) -> Result<(), RecordProblem> {
+        for name in ["fps", "sample_fps"] {
+            if let Some(fps) = value.get(name) {
+                self.fps = Some(self::fps(fps, key)?);
+            }
+        }
+        let choice = FrameChoice::read(value, key)?;
+        if choice != FrameChoice::default() {
+            if !matches!(self.frames, Frames::File(_)) {
+                let is_stated = |name: &&&str| value.get(name).is_some();
+                let name = FrameChoice::KEYS.iter().find(is_stated);
+                return Err(RecordProblem::NotApplied {
+                    key: format!("{key}.{}", name.unwrap_or(&"")),
+                    remedy: "it is for video files, so list the frames that are wanted",
+                });
+            }
+            self.choice = choice;
+        }
+        let limits = PictureLimits::read(value, key)?;
+        if limits != PictureLimits::default() {
+            self.limits = limits;
+        }
+        Ok(())
     }
 }
 

@@ -10,7 +10,7 @@
 //! | [`Format::ShareGpt`] | `conversations` | LLaMA-Factory |
 //! | [`Format::Pairs`] | `conversation` | ms-swift |
 //! | [`Format::Alpaca`] | `instruction` | LLaMA-Factory |
-//! | [`Format::Query`] | `response` | ms-swift |
+//! | [`Format::Query`] | `response`, `answer` and other names of an answer | ms-swift |
 //! | [`Format::Completion`] | `prompt` and `completion` | TRL |
 //! | [`Format::Text`] | `text` | TRL |
 //!
@@ -19,6 +19,7 @@
 
 mod index;
 pub(crate) mod keys;
+mod limits;
 mod media;
 mod objects;
 mod parse;
@@ -30,6 +31,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
 pub use index::{DataIndex, DataReader};
+pub use limits::{FrameChoice, PictureLimits};
 pub use media::{Frames, MediaSource, Video};
 pub use objects::Objects;
 
@@ -51,9 +53,9 @@ pub enum Format {
     Llava,
     /// `instruction`, `input`, `output`, and optionally `history`.
     Alpaca,
-    /// `query`, `response`, and optionally `history`.
+    /// `query`, `response`, and optionally `history`, or ms-swift's other names of the first two.
     Query,
-    /// `conversation` of pairs of `human` and `assistant`.
+    /// `conversation` of pairs of `human` and `assistant`, or of messages.
     Pairs,
     /// `prompt` and `completion`: lists of messages, or texts without a template.
     Completion,
@@ -143,33 +145,6 @@ impl Message {
             Part::Image(_) | Part::Video(_) => None,
         };
         self.parts.iter().filter_map(text).collect()
-    }
-}
-
-/// Limits of one picture: qwen-vl-utils' `min_pixels` and `max_pixels` of a part.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct PictureLimits {
-    /// The least area of the resized picture in pixels.
-    pub min_pixels: Option<u64>,
-    /// The largest area of the resized picture in pixels.
-    pub max_pixels: Option<u64>,
-}
-
-impl PictureLimits {
-    fn read(value: &Json, key: &str) -> std::result::Result<Self, RecordProblem> {
-        let area = |name: &str| match value.get(name) {
-            None => Ok(None),
-            Some(&Json::Int(area)) if area > 0 => Ok(Some(area as u64)),
-            Some(&Json::Float(area)) if (1.0..9e15).contains(&area) => Ok(Some(area as u64)),
-            Some(other) => {
-                let key = format!("{key}.{name}");
-                Err(media::wrong(&key, "an area in pixels above 0", other))
-            }
-        };
-        Ok(Self {
-            min_pixels: area("min_pixels")?,
-            max_pixels: area("max_pixels")?,
-        })
     }
 }
 

@@ -4,9 +4,10 @@ use std::borrow::Cow;
 use std::path::Path;
 
 use super::keys::{self, Place, account};
+use super::limits::PictureLimits;
 use super::media::{self, MediaSource, Video, wrong};
 use super::objects::Objects;
-use super::{Conversation, Format, Message, Part, PictureLimits, Role, turns};
+use super::{Conversation, Format, Message, Part, Role, turns};
 use crate::text::error::RecordProblem;
 use crate::text::json::Json;
 
@@ -29,17 +30,17 @@ pub(super) fn conversation(
         stated => stated,
     };
     // Keys of a second format beside the one that is read.
-    let main = main_keys(format, record);
-    for key in MAIN.iter().filter(|key| !main.contains(key)) {
+    let main = main_keys(format, record)?;
+    let all = MAIN.iter().chain(&QUESTIONS).chain(&ANSWERS);
+    for key in all.filter(|key| !main.contains(key)) {
         if record.get(key).is_some() {
             keys::note((*key).to_owned(), &mut unread);
         }
     }
-    let mut media = Media::read(record, folder)?;
-    media.unread = unread;
+    let mut media = Media::read(record, folder, unread)?;
     let mut plain = false;
     let mut messages = match format {
-        Format::Messages => turns::read(array(record, "messages")?, "messages", &mut media, false)?,
+        Format::Messages => turns_of(record, "messages", &mut media, false)?,
         Format::Alpaca => alpaca(record, &mut media)?,
         Format::Query => query(record, &mut media)?,
         Format::Completion => match completion(record, &mut media)? {
@@ -53,15 +54,10 @@ pub(super) fn conversation(
             plain = true;
             plain_text(record, &["text"])?
         }
-        Format::Pairs => pairs(record, &mut media)?,
+        Format::Pairs => turns_of(record, "conversation", &mut media, false)?,
         Format::ShareGpt | Format::Llava | Format::Recognised => {
-            let items = array(record, "conversations")?;
-            turns::read(
-                items,
-                "conversations",
-                &mut media,
-                format != Format::ShareGpt,
-            )?
+            let strip = format != Format::ShareGpt;
+            turns_of(record, "conversations", &mut media, strip)?
         }
     };
     if let Some(system) = system(record)? {
@@ -96,37 +92,85 @@ pub(super) fn conversation(
 }
 
 /// The keys that hold a record's text.
-const MAIN: [&str; 12] = [
-    "messages",
-    "conversations",
-    "conversation",
-    "instruction",
-    "input",
-    "output",
+const MAIN: [&str; 4] = ["messages", "conversations", "conversation", "history"];
+/// The names of a question and of an answer: ms-swift's ResponsePreprocessor.
+const QUESTIONS: [&str; 6] = [
     "query",
-    "response",
-    "history",
     "prompt",
-    "completion",
+    "input",
+    "instruction",
+    "question",
+    "problem",
+];
+const ANSWERS: [&str; 11] = [
+    "response",
+    "answer",
+    "output",
+    "targets",
+    "target",
+    "answer_key",
+    "answers",
+    "solution",
     "text",
+    "completion",
+    "content",
 ];
 
-fn main_keys(format: Format, record: &Json) -> &'static [&'static str] {
-    match format {
-        Format::Recognised | Format::ShareGpt | Format::Llava => &["conversations"],
-        Format::Messages => &["messages"],
-        Format::Pairs => &["conversation"],
-        Format::Alpaca => &["instruction", "input", "output", "history"],
-        Format::Query if record.get("query").is_some() => &["query", "response", "history"],
-        Format::Query => &["prompt", "response", "history"],
-        Format::Completion => &["prompt", "completion"],
-        Format::Text => &["text"],
+/// The name of a record's question or answer: `first` if it is there, or the only one.
+fn name_of(
+    record: &Json,
+    names: &[&'static str],
+    first: &'static str,
+) -> Result<Option<&'static str>> {
+    if record.get(first).is_some() {
+        return Ok(Some(first));
     }
+    let has = |name: &&&str| record.get(name).is_some();
+    let mut found = names.iter().filter(has);
+    match (found.next(), found.next()) {
+        (Some(name), Some(other)) => Err(RecordProblem::Value {
+            key: (*name).to_owned(),
+            expected: "the only key of its kind",
+            found: format!("{other:?} beside it"),
+        }),
+        (name, _) => Ok(name.copied()),
+    }
+}
+
+/// The name of a record's question, and that of its answer.
+fn question_of(record: &Json) -> Result<Option<&'static str>> {
+    name_of(record, &QUESTIONS, "query")
+}
+
+fn answer_of(record: &Json, format: Format) -> Result<Option<&'static str>> {
+    let first = if format == Format::Alpaca {
+        "output"
+    } else {
+        "response"
+    };
+    name_of(record, &ANSWERS, first)
+}
+
+fn main_keys(format: Format, record: &Json) -> Result<Vec<&'static str>> {
+    let mut main = match format {
+        Format::Recognised | Format::ShareGpt | Format::Llava => return Ok(vec!["conversations"]),
+        Format::Messages => return Ok(vec!["messages"]),
+        Format::Pairs => return Ok(vec!["conversation"]),
+        Format::Completion => return Ok(vec!["prompt", "completion"]),
+        Format::Text => return Ok(vec!["text"]),
+        Format::Alpaca => vec!["instruction", "input"],
+        Format::Query => question_of(record)?.into_iter().collect(),
+    };
+    main.extend(answer_of(record, format)?);
+    main.push("history");
+    Ok(main)
 }
 
 fn recognise(record: &Json) -> Result<Format> {
     let has = |key: &str| record.get(key).is_some();
     let stated = |key: &str| matches!(record, Json::Object(pairs) if pairs.iter().any(|(name, _)| name == key));
+    let asks = QUESTIONS.iter().any(|key| has(key));
+    let answers = |names: &[&str]| names.iter().any(|key| has(key));
     Ok(match () {
         () if has("messages") => Format::Messages,
         () if has("conversations") && (stated("image") || stated("video")) => Format::Llava,
@@ -135,7 +179,8 @@ fn recognise(record: &Json) -> Result<Format> {
         () if has("instruction") => Format::Alpaca,
         () if has("response") => Format::Query,
         () if has("prompt") && has("completion") => Format::Completion,
-        () if has("text") => Format::Text,
+        () if has("text") && !asks => Format::Text,
+        () if asks && answers(&ANSWERS) || answers(&ANSWERS[..8]) => Format::Query,
         () => {
             let found = match record {
                 Json::Object(pairs) => pairs.iter().map(|(key, _)| key.clone()).collect(),
@@ -150,7 +195,7 @@ fn recognise(record: &Json) -> Result<Format> {
 pub(super) struct Media<'a> {
     pub(super) folder: Cow<'a, Path>,
     /// From the record's own keys, in order; each mark takes the next.
-    listed_images: Vec<MediaSource>,
+    listed_images: Vec<(MediaSource, PictureLimits)>,
     listed_videos: Vec<Video>,
     image_marks: usize,
     video_marks: usize,
@@ -166,10 +211,14 @@ pub(super) struct Media<'a> {
 fn listed<T>(
     record: &Json,
     keys: [&str; 2],
-    folder: &Path,
-    read: fn(&Json, &str, &Path) -> Result<T>,
+    unread: &mut Vec<String>,
+    read: impl Fn(&Json, &str) -> Result<T>,
 ) -> Result<Vec<T>> {
     let mut found = Vec::new();
+    let mut read = |item: &Json, key: &str| {
+        account(Place::Part, item, key, unread)?;
+        read(item, key)
+    };
     for key in keys {
         match record.get(key) {
             None => {}
@@ -177,29 +226,38 @@ fn listed<T>(
             Some(Json::String(path)) if path.is_empty() => {}
             Some(Json::Array(items)) => {
                 for (index, item) in items.iter().enumerate() {
-                    found.push(read(item, &format!("{key}[{index}]"), folder)?);
+                    found.push(read(item, &format!("{key}[{index}]"))?);
                 }
             }
-            Some(item) => found.push(read(item, key, folder)?),
+            Some(item) => found.push(read(item, key)?),
         }
     }
     Ok(found)
 }
 
 impl<'a> Media<'a> {
-    fn read(record: &Json, folder: &'a Path) -> Result<Self> {
+    fn read(record: &Json, folder: &'a Path, mut unread: Vec<String>) -> Result<Self> {
         let folder = match record.get("data_path") {
             None => Cow::Borrowed(folder),
             Some(Json::String(path)) => Cow::Owned(folder.join(path)),
             Some(other) => return Err(wrong("data_path", "a folder", other)),
         };
-        let listed_images = listed(record, ["images", "image"], &folder, media::source)?;
-        let mut listed_videos = listed(record, ["videos", "video"], &folder, media::video)?;
+        let listed_images = listed(record, ["images", "image"], &mut unread, |item, key| {
+            Ok((
+                media::source(item, key, &folder)?,
+                PictureLimits::read(item, key)?,
+            ))
+        })?;
+        let mut listed_videos = listed(record, ["videos", "video"], &mut unread, |item, key| {
+            media::video(item, key, &folder)
+        })?;
         // A rate for all videos without a separate rate.
         if let Some(fps) = record.get("fps") {
             let fps = media::fps(fps, "the record")?;
             for video in &mut listed_videos {
-                video.fps.get_or_insert(fps);
+                if video.choice.frames.is_none() {
+                    video.fps.get_or_insert(fps);
+                }
             }
         }
         Ok(Self {
@@ -211,15 +269,16 @@ impl<'a> Media<'a> {
             images: Vec::new(),
             limits: Vec::new(),
             videos: Vec::new(),
-            unread: Vec::new(),
+            unread,
         })
     }
 
     /// The part of the next `<image>` mark. Marks without a file are counted and rejected at the
     /// end.
     pub(super) fn next_image(&mut self) -> Part {
-        if let Some(image) = self.listed_images.get(self.image_marks) {
-            self.images.push(image.clone());
+        if let Some((image, limits)) = self.listed_images.get(self.image_marks).cloned() {
+            self.images.push(image);
+            self.limit(limits);
         }
         self.image_marks += 1;
         Part::Image(self.images.len().saturating_sub(1))
@@ -251,6 +310,14 @@ impl<'a> Media<'a> {
     pub(super) fn own_video(&mut self, video: Video) -> Part {
         self.videos.push(video);
         Part::Video(self.videos.len() - 1)
+    }
+
+    /// Changes the last video.
+    pub(super) fn last_video(
+        &mut self,
+        change: impl FnOnce(&mut Video) -> Result<()>,
+    ) -> Result<()> {
+        self.videos.last_mut().map_or(Ok(()), change)
     }
 
     fn finish(&self) -> Result<()> {
@@ -344,50 +411,54 @@ fn alpaca(record: &Json, media: &mut Media<'_>) -> Result<Vec<Message>> {
         prompt.push_str(input);
     }
     say(&mut messages, Role::User, &prompt, media);
-    let answer = string(record, "output", "the record")?;
+    let answer = answer(record, Format::Alpaca)?;
     say(&mut messages, Role::Assistant, answer, media);
     Ok(messages)
 }
 
-/// `query` (or `prompt`) and `response`, with `history`: ms-swift's ResponsePreprocessor.
+/// A question and an answer, with `history`: ms-swift's ResponsePreprocessor.
 fn query(record: &Json, media: &mut Media<'_>) -> Result<Vec<Message>> {
     let mut messages = history(record, media)?;
-    let mut names = ["query", "prompt"].into_iter();
-    if let Some(name) = names.find(|name| record.get(name).is_some()) {
+    if let Some(name) = question_of(record)? {
         let question = string(record, name, "the record")?;
         say(&mut messages, Role::User, question, media);
     }
-    let answer = string(record, "response", "the record")?;
+    let answer = answer(record, Format::Query)?;
     say(&mut messages, Role::Assistant, answer, media);
     Ok(messages)
 }
 
-/// `conversation`: a list of `human` and `assistant` pairs, of ms-swift.
-fn pairs(record: &Json, media: &mut Media<'_>) -> Result<Vec<Message>> {
+/// The answer, a text or a list of one.
+fn answer(record: &Json, format: Format) -> Result<&str> {
+    let name = answer_of(record, format)?.unwrap_or("output");
+    match record.get(name).and_then(Json::as_array) {
+        Some([Json::String(text)]) => Ok(text),
+        _ => string(record, name, "the record"),
+    }
+}
+
+/// A list of messages, or of ms-swift's pairs of a question and an answer.
+fn turns_of(record: &Json, list: &str, media: &mut Media<'_>, strip: bool) -> Result<Vec<Message>> {
+    let items = array(record, list)?;
+    let is_message = |name: &&str| items.first().is_some_and(|item| item.get(name).is_some());
+    if items.is_empty() || ["role", "content", "from", "value"].iter().any(is_message) {
+        return turns::read(items, list, media, strip);
+    }
     let mut messages = Vec::new();
-    for (index, item) in array(record, "conversation")?.iter().enumerate() {
-        let key = format!("conversation[{index}]");
+    for (index, item) in items.iter().enumerate() {
+        let key = format!("{list}[{index}]");
         account(Place::Message, item, &key, &mut media.unread)?;
-        if item.get("system").is_some() {
-            say(
-                &mut messages,
-                Role::System,
-                string(item, "system", &key)?,
-                media,
-            );
+        for (role, names) in [
+            (Role::System, &["system"][..]),
+            (Role::User, &["human", "user"]),
+            (Role::Assistant, &["assistant", "gpt", "bot"]),
+        ] {
+            let name = names.iter().find(|name| item.get(name).is_some());
+            if role != Role::System || name.is_some() {
+                let text = string(item, name.unwrap_or(&names[0]), &key)?;
+                say(&mut messages, role, text, media);
+            }
         }
-        say(
-            &mut messages,
-            Role::User,
-            string(item, "human", &key)?,
-            media,
-        );
-        say(
-            &mut messages,
-            Role::Assistant,
-            string(item, "assistant", &key)?,
-            media,
-        );
     }
     Ok(messages)
 }

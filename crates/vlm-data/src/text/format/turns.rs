@@ -1,9 +1,10 @@
 //! Messages of any spelling: `role` and `content`, or `from` and `value`.
 
 use super::keys::{self, Place, account};
+use super::limits::{FrameChoice, PictureLimits};
 use super::media::{self, wrong};
 use super::parse::{Media, is_python_space};
-use super::{Message, Part, PictureLimits, Role};
+use super::{Message, Part, Role};
 use crate::text::error::RecordProblem;
 use crate::text::json::Json;
 
@@ -58,7 +59,11 @@ fn turn(
             message.parts = media.split(text, strip && role == Role::User);
         }
         Some(Json::Array(parts)) => {
-            for (part, value) in parts.iter().enumerate() {
+            let rest = results(parts, &content_name, media, role, messages)?;
+            if rest.is_empty() && !parts.is_empty() {
+                return Ok(());
+            }
+            for (part, value) in rest {
                 let at = format!("{content_name}[{part}]");
                 self::part(value, &at, media, &mut message)?;
             }
@@ -81,13 +86,69 @@ fn turn(
     }
 }
 
+/// Adds Anthropic's results of tools at the start of a user's parts as messages, in the order of
+/// their calls as ms-swift does, and returns the other parts with their indices.
+fn results<'a>(
+    parts: &'a [Json],
+    key: &str,
+    media: &mut Media<'_>,
+    role: Role,
+    messages: &mut Vec<Message>,
+) -> Result<Vec<(usize, &'a Json)>> {
+    let mut rest: Vec<_> = parts.iter().enumerate().collect();
+    let text = |value: &'a Json, name: &str| value.get(name).and_then(Json::as_str);
+    let is_result = |&(_, part): &(usize, &'a Json)| {
+        role == Role::User && text(part, "type") == Some("tool_result")
+    };
+    let count = rest.iter().take_while(|part| is_result(part)).count();
+    let mut found: Vec<_> = rest.drain(..count).collect();
+    let calls = messages.last().map_or(&[][..], Message::calls);
+    let call_of = |&(_, part): &(usize, &Json)| {
+        let id = part.get("tool_use_id").filter(|id| **id != Json::Null)?;
+        calls.iter().position(|call| call.get("id") == Some(id))
+    };
+    let mut order: Vec<_> = found.iter().filter_map(call_of).collect();
+    order.sort_unstable();
+    if order.len() == count && order.into_iter().eq(0..calls.len()) {
+        found.sort_by_key(call_of);
+    }
+    for (index, part) in found {
+        let at = format!("{key}[{index}]");
+        account(Place::Part, part, &at, &mut media.unread)?;
+        let mut message = Message::new(Role::Tool);
+        match part.get("content").unwrap_or(&Json::Null) {
+            Json::String(text) => message.parts.push(Part::Text(text.clone())),
+            Json::Array(parts) => {
+                for (index, value) in parts.iter().enumerate() {
+                    self::part(
+                        value,
+                        &format!("{at}.content[{index}]"),
+                        media,
+                        &mut message,
+                    )?;
+                }
+            }
+            other => {
+                return Err(wrong(
+                    &format!("{at}.content"),
+                    "a text or a list of parts",
+                    other,
+                ));
+            }
+        }
+        messages.push(message);
+    }
+    Ok(rest)
+}
+
 fn role(name: &str, is_sharegpt: bool, index: usize) -> Result<(Role, bool)> {
     Ok(match name {
         "system" => (Role::System, false),
         "user" | "human" => (Role::User, false),
-        "assistant" | "gpt" => (Role::Assistant, false),
-        "tool" | "tool_response" | "observation" => (Role::Tool, false),
-        "tool_call" | "function_call" => (Role::Assistant, true),
+        "assistant" | "gpt" | "bot" => (Role::Assistant, false),
+        "tool" | "tool_response" | "observation" | "observations" | "function_response"
+        | "function-response" => (Role::Tool, false),
+        "tool_call" | "function_call" | "function-call" => (Role::Assistant, true),
         _ => {
             let known: &[&str] = match is_sharegpt {
                 true => &[
@@ -198,6 +259,11 @@ impl Message {
         self.extra.iter().any(|(key, _)| key == CALLS)
     }
 
+    fn calls(&self) -> &[Json] {
+        let calls = self.extra.iter().find(|(key, _)| key == CALLS);
+        calls.and_then(|(_, calls)| calls.as_array()).unwrap_or(&[])
+    }
+
     /// Adds a value for the template: to the list or text of the same key, if there is one.
     fn add(&mut self, name: &str, value: Json) {
         let old = self.extra.iter_mut().find(|(key, _)| key == name);
@@ -228,6 +294,22 @@ fn join(answer: &mut Message, call: Message, key: &str) -> Result<()> {
     Ok(())
 }
 
+/// Keys of a video's part alone, and of pictures and videos.
+const VIDEO_KEYS: [&str; 6] = [
+    "video",
+    "video_url",
+    "frames",
+    "fps",
+    "sample_fps",
+    "total_pixels",
+];
+const SIZE_KEYS: [&str; 4] = [
+    "min_pixels",
+    "max_pixels",
+    "resized_height",
+    "resized_width",
+];
+
 /// The text of a part, under the names of OpenAI and LLaMA-Factory v1.
 fn text_of<'a>(value: &'a Json, key: &str) -> Result<&'a str> {
     let names = ["text", "value", "reasoning", "thinking"];
@@ -254,10 +336,11 @@ fn part(value: &Json, key: &str, media: &mut Media<'_>, message: &mut Message) -
             .ok_or_else(|| wrong(key, "a part with \"type\"", value))?,
     };
     // What a part of one kind says for another kind.
-    let other: &[&str] = match kind {
-        "image" | "image_url" | "input_image" => &["text", "video", "video_url", "frames"],
-        "video" | "video_url" => &["text", "image", "image_url"],
-        _ => &["image", "image_url", "video", "video_url", "frames"],
+    let of_videos = [&VIDEO_KEYS[..], &FrameChoice::KEYS].concat();
+    let other: Vec<&str> = match kind {
+        "image" | "image_url" | "input_image" => [&["text"], &of_videos[..]].concat(),
+        "video" | "video_url" => vec!["text", "image", "image_url"],
+        _ => [&["image", "image_url"], &SIZE_KEYS[..], &of_videos].concat(),
     };
     let is_stated = |name: &&&str| value.get(name).is_some_and(|value| !keys::is_empty(value));
     for name in other.iter().filter(is_stated) {
@@ -265,6 +348,35 @@ fn part(value: &Json, key: &str, media: &mut Media<'_>, message: &mut Message) -
     }
     let payload = |names: &[&str]| names.iter().find_map(|name| value.get(name));
     match kind {
+        // Calls are written after the text of their answer.
+        "text" | "input_text" | "output_text" if message.has_calls() => {
+            return Err(RecordProblem::Value {
+                key: key.to_owned(),
+                expected: "a call, since the answer's text comes before its calls",
+                found: "text".to_owned(),
+            });
+        }
+        "tool_use" if message.role == Role::Assistant => {
+            let name = value.get("name").unwrap_or(&Json::Null);
+            if name.as_str().is_none() {
+                return Err(wrong(&format!("{key}.name"), "a text", name));
+            }
+            let arguments = value.get("input").cloned();
+            let function = vec![
+                ("name".to_owned(), name.clone()),
+                (
+                    "arguments".to_owned(),
+                    arguments.unwrap_or(Json::Object(Vec::new())),
+                ),
+            ];
+            let mut call = vec![
+                ("type".to_owned(), Json::String("function".to_owned())),
+                ("function".to_owned(), Json::Object(function)),
+            ];
+            let id = value.get("id").map(|id| ("id".to_owned(), id.clone()));
+            call.extend(id);
+            message.add(CALLS, Json::Array(vec![Json::Object(call)]));
+        }
         "text" | "input_text" | "output_text" => {
             let text = text_of(value, key)?.to_owned();
             message.parts.push(Part::Text(text));
@@ -292,23 +404,10 @@ fn part(value: &Json, key: &str, media: &mut Media<'_>, message: &mut Message) -
         }
         "video" | "video_url" => {
             let video = match payload(&["video", "video_url", "path", "frames", "url", "value"]) {
-                Some(video) => {
-                    let mut video = media::video(video, key, &media.folder)?;
-                    for name in ["fps", "sample_fps"] {
-                        if let Some(fps) = value.get(name) {
-                            video.fps = Some(media::fps(fps, key)?);
-                        }
-                    }
-                    media.own_video(video)
-                }
+                Some(video) => media.own_video(media::video(video, key, &media.folder)?),
                 None => media.next_video(),
             };
-            if PictureLimits::read(value, key)? != PictureLimits::default() {
-                return Err(RecordProblem::NotApplied {
-                    key: format!("{key}.max_pixels"),
-                    remedy: "set the limit of all videos for the whole data set",
-                });
-            }
+            media.last_video(|video| video.read_keys(value, key))?;
             message.parts.push(video);
         }
         "audio" | "audio_url" | "input_audio" => {
@@ -320,7 +419,8 @@ fn part(value: &Json, key: &str, media: &mut Media<'_>, message: &mut Message) -
         other => {
             return Err(RecordProblem::Value {
                 key: format!("{key}.type"),
-                expected: "\"text\", \"image\", \"image_url\" or \"video\"",
+                expected: "\"text\", \"image\", \"image_url\", \"video\", \"tool_use\" in an answer, or \
+                           \"tool_result\" at the start of a question",
                 found: format!("{other:?}"),
             });
         }
