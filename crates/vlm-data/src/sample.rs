@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::memory::zeros;
 use crate::picture::{
-    BoxForm, Family, Picture, PictureConfig, PictureProcessor, ReadOptions, ResizeRule, header,
+    BoxForm, Picture, PictureConfig, PictureProcessor, ReadOptions, ResizeRule, family_of, header,
     in_file, read_file,
 };
 use crate::text::Result as TextResult;
@@ -146,7 +146,7 @@ impl SampleEncoder {
     pub fn from_folder(folder: impl AsRef<Path>, options: SampleOptions) -> Result<Self> {
         let folder = folder.as_ref();
         let text = TextEncoder::from_folder(folder)?;
-        let boxes = Family::from_folder(folder)?.boxes;
+        let boxes = family_of(folder)?.boxes;
         let mut pictures = PictureConfig::from_folder(folder)?;
         let mut videos = PictureConfig::videos_from_folder(folder)?;
         pictures.max_pixels = options.max_pixels.unwrap_or(pictures.max_pixels);
