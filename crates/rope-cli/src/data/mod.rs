@@ -23,7 +23,6 @@ use vlm_train::job::{Faulty, LabelOptions, RecordOptions, TooLong};
 
 use self::report::Checked;
 use crate::arguments::count_in;
-use crate::files;
 use crate::stdio::{note, stdout};
 
 const FORMAT: &str = include_str!("format.txt");
@@ -257,8 +256,7 @@ impl CheckArgs {
         let report = check_data(std::iter::once(record), encoder, options, &|_, _| {});
         let file = self.out.join(format!("line-{line}.html"));
         let page = self.page(line, encoder, conversation.as_ref(), &report)?;
-        files::replace(&file, page.as_bytes())
-            .map_err(|error| format!("cannot write {}: {error}", file.display()))?;
+        plain_files::replace(&file, page.as_bytes())?;
         Ok((report, file))
     }
 
