@@ -24,8 +24,10 @@
 mod dump;
 mod frequencies;
 mod norm;
+mod summary;
 
 pub use dump::check_dump;
+pub use summary::{CheckGroup, CheckSummary, in_order};
 
 use std::collections::HashSet;
 use std::iter::once;

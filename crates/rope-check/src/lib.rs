@@ -14,6 +14,7 @@ pub mod gradcheck;
 #[cfg(feature = "models")]
 pub mod model;
 pub mod names;
+pub mod prompt;
 pub mod tolerance;
 #[cfg(feature = "models")]
 pub mod verify;

@@ -41,14 +41,6 @@ pub(crate) struct CompareArgs {
     json: bool,
 }
 
-const STAGES: [Stage; 5] = [
-    Stage::Input,
-    Stage::Weight,
-    Stage::Forward,
-    Stage::Backward,
-    Stage::Update,
-];
-
 /// Compares, prints and draws.
 ///
 /// # Errors
@@ -125,7 +117,7 @@ fn print(
     } else {
         let columns = ["items", "differ", "largest", "rounding"];
         let mut table = Table::new(&["stage", "largest in"], &columns);
-        for stage in STAGES {
+        for stage in Stage::ALL {
             let stage_rows = || found.rows.iter().filter(|row| row.stage == stage);
             let worst = stage_rows().max_by(|a, b| a.difference.total_cmp(&b.difference));
             if let Some(worst) = worst {
@@ -182,36 +174,15 @@ fn described(row: &Row) -> String {
 }
 
 fn as_json(found: &Comparison) -> serde_json::Value {
-    let item = |row: &Row| {
-        json!({
-            "stage": row.stage.to_string(),
-            "name": row.name,
-            "layer": row.layer,
-            "difference": finite(row.difference),
-            "rounding": row.allowed,
-        })
-    };
-    let suspicion = found.suspicion.as_ref().map(|suspicion| {
-        json!({
-            "fault": format!("{:?}", suspicion.fault),
-            "place": suspicion.place,
-            "because": suspicion.because,
-        })
-    });
     json!({
-        "equal": suspicion.is_none(),
-        "suspicion": suspicion,
-        "first": found.first().map(item),
+        "equal": found.suspicion.is_none(),
+        "suspicion": found.suspicion,
+        "first": found.first(),
         "losses": found.losses,
         "settings": found.settings,
         "only": found.only,
-        "items": found.rows.iter().map(item).collect::<Vec<_>>(),
+        "items": found.rows,
     })
-}
-
-/// JSON has no infinity.
-fn finite(number: f64) -> Option<f64> {
-    number.is_finite().then_some(number)
 }
 
 /// Pixels: of a square, of the names on the left, and above.

@@ -8,20 +8,15 @@ use std::time::Instant;
 use burn::tensor::{Device as HostDevice, FloatDType};
 use clap::{Args, ValueHint};
 use serde_json::json;
-use vlm_data::text::{Conversation, Conversations, FileOptions, IGNORED, Message, Role, Tokenizer};
+use vlm_data::text::{Conversation, Conversations, FileOptions, IGNORED, Message, Role};
 use vlm_data::{Cut, MicroBatch, SampleEncoder, TrainingSample};
 use vlm_models::{GenerateOptions, GenerationConfig, Sampling, Vlm, VlmConfig};
-use vlm_train::{before_stop, stop_tokens};
+use vlm_train::{AnswerStream, answer_text, before_stop, stop_tokens};
 
 use crate::arguments::{MAX_TOKENS, count_in, seed};
 use crate::device::{Compute, Device, TokenArgs};
 use crate::stdio::{note, plain, stdout};
 use vlm_train::job::{PositionRule, Precision, RecordOptions};
-
-/// The character that a decoder puts in the place of bytes that are no text yet.
-const UNFINISHED: char = '\u{fffd}';
-/// Tokens that may be waited for until they are text: a character has at most four bytes.
-const WAITED: usize = 8;
 
 /// Options of `mrope generate`.
 #[derive(Args, Clone, Debug)]
@@ -306,7 +301,7 @@ fn reference(
     let start = labels[..end].iter().rposition(|label| *label == IGNORED);
     let start = start.map_or(0, |last| last + 1);
     let answer = before_stop(&labels[start..end], stop);
-    decode(encoder.text().tokenizer(), answer)
+    Ok(answer_text(encoder.text().tokenizer(), answer)?)
 }
 
 /// Answers some questions at once, and shows the answers. A single one is shown as it comes.
@@ -329,23 +324,29 @@ fn answer(
         sampling.rows = questions.iter().map(|question| question.line).collect();
     }
     let streams = args.data.is_none() && !args.json;
-    let mut stream = Stream::new(tokenizer, &options.stop);
+    let mut stream = AnswerStream::new(tokenizer, &options.stop);
+    let show = |text: &str| {
+        let mut out = stdout();
+        write!(out, "{}", plain(&text)).and_then(|()| out.flush())
+    };
     let mut failed = None;
     let rows = model.generate_with(&batch, &options, &mut |_, token| {
         if streams && failed.is_none() {
-            failed = stream.show(token).err();
+            let shown = stream.push(token).map_err(Into::into);
+            let shown = shown.and_then(|text| show(&text).map_err(Box::<dyn Error>::from));
+            failed = shown.err();
         }
     })?;
     failed.map_or(Ok(()), Err)?;
     if streams {
-        stream.finish()?;
+        writeln!(stdout(), "{}", plain(&stream.finish()?))?;
     }
     speed.prompt_tokens += questions.iter().map(|q| q.sample.tokens()).sum::<usize>();
     let mut out = stdout();
     for (question, tokens) in questions.iter().zip(rows) {
         speed.answers += 1;
         speed.tokens += tokens.len();
-        let answer = decode(tokenizer, before_stop(&tokens, &options.stop))?;
+        let answer = answer_text(tokenizer, before_stop(&tokens, &options.stop))?;
         let reference = question.reference.as_ref().map(|text| text.trim());
         speed.equal += usize::from(reference == Some(answer.trim()));
         if args.json {
@@ -368,51 +369,4 @@ fn answer(
         }
     }
     Ok(())
-}
-
-fn decode(tokenizer: &Tokenizer, tokens: &[i64]) -> Result<String, Box<dyn Error>> {
-    let ids: Vec<u32> = tokens
-        .iter()
-        .filter_map(|id| u32::try_from(*id).ok())
-        .collect();
-    Ok(tokenizer.decode(&ids)?)
-}
-
-/// Shows an answer as it comes, a whole character at a time.
-struct Stream<'a> {
-    tokenizer: &'a Tokenizer,
-    stop: &'a [i64],
-    /// Tokens that are not shown yet.
-    waiting: Vec<i64>,
-}
-
-impl<'a> Stream<'a> {
-    fn new(tokenizer: &'a Tokenizer, stop: &'a [i64]) -> Self {
-        Self {
-            tokenizer,
-            stop,
-            waiting: Vec::new(),
-        }
-    }
-
-    fn show(&mut self, token: i64) -> Result<(), Box<dyn Error>> {
-        if self.stop.contains(&token) {
-            return Ok(());
-        }
-        self.waiting.push(token);
-        let text = decode(self.tokenizer, &self.waiting)?;
-        if text.ends_with(UNFINISHED) && self.waiting.len() < WAITED {
-            return Ok(());
-        }
-        self.waiting.clear();
-        let mut out = stdout();
-        write!(out, "{}", plain(&text))?;
-        Ok(out.flush()?)
-    }
-
-    fn finish(&mut self) -> Result<(), Box<dyn Error>> {
-        let rest = decode(self.tokenizer, &self.waiting)?;
-        writeln!(stdout(), "{}", plain(&rest))?;
-        Ok(())
-    }
 }

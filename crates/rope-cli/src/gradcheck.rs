@@ -1,22 +1,20 @@
 //! `mrope gradcheck`.
 
-use std::collections::BTreeMap;
 use std::error::Error;
 use std::fmt::Write as _;
 use std::io::{BufWriter, Write as _};
 use std::num::NonZero;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::channel;
 use std::time::Instant;
 
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use rope_check::ascend;
-use rope_check::buffer::DType;
 use rope_check::cases::NamedCase;
-use rope_check::gradcheck::{Depth, Row, check, check_dump, check_on, suite};
+use rope_check::gradcheck::{
+    CheckSummary, Depth, Row, check, check_dump, check_on, in_order, suite,
+};
 
 use crate::device::{DeviceArgs, Place};
 use crate::stdio::{plain, stdout};
@@ -82,7 +80,7 @@ pub(crate) fn run(args: &GradcheckArgs) -> Result<ExitCode, Box<dyn Error>> {
     let style = ProgressStyle::with_template("{bar:24} {pos}/{len} cases  {elapsed}  {wide_msg}")?;
     let bar = ProgressBar::new(cases.len() as u64).with_style(style);
     let mut out = BufWriter::new(stdout());
-    let mut summary = Summary::default();
+    let mut summary = CheckSummary::default();
     let mut failures = Vec::new();
     let gpu = compute.as_ref().map(|compute| compute.device().clone());
     let check = |(named, depth): &(NamedCase, Depth)| match (&place, &gpu) {
@@ -112,17 +110,17 @@ pub(crate) fn run(args: &GradcheckArgs) -> Result<ExitCode, Box<dyn Error>> {
             bar.set_message(format!("{} failed", failures.len()));
         }
         bar.inc(1);
-        Ok(())
+        Ok::<_, Box<dyn Error>>(())
     })?;
     bar.finish_and_clear();
     if !args.json {
-        write!(out, "{}", summary.table())?;
+        write!(out, "{}", table(&summary))?;
         if !args.verbose {
             write_failures(&mut out, &failures)?;
         }
         let (cases, failed) = (counted(cases.len(), "case"), failures.len());
         let seconds = started.elapsed().as_secs_f64();
-        writeln!(out, "{}", summary.line(&cases, failed, seconds))?;
+        writeln!(out, "{}", totals(&summary, &cases, failed, seconds))?;
     }
     out.flush()?;
     if summary.checks() == 0 {
@@ -159,48 +157,6 @@ fn write_failures(out: &mut impl std::io::Write, failures: &[Row]) -> std::io::R
         Some(more @ 1..) => writeln!(out, "... and {more} more; --verbose shows all"),
         _ => Ok(()),
     }
-}
-
-/// Computes something of each item on `threads` threads and takes the results one by one in the
-/// order of the items. After an error of `take`, threads end with the item that they are at.
-fn in_order<T: Sync, R: Send>(
-    items: &[T],
-    threads: usize,
-    compute: impl Fn(&T) -> R + Sync,
-    mut take: impl FnMut(&T, R) -> Result<(), Box<dyn Error>>,
-) -> Result<(), Box<dyn Error>> {
-    let next = AtomicUsize::new(0);
-    std::thread::scope(|scope| {
-        let (done, results) = channel();
-        for _ in 0..threads.min(items.len()) {
-            let (done, next, compute) = (done.clone(), &next, &compute);
-            scope.spawn(move || {
-                while let Some((index, item)) = {
-                    let index = next.fetch_add(1, Ordering::Relaxed);
-                    items.get(index).map(|item| (index, item))
-                } {
-                    // Nobody receives after an error.
-                    if done.send((index, compute(item))).is_err() {
-                        break;
-                    }
-                }
-            });
-        }
-        drop(done);
-        let mut early = BTreeMap::new();
-        let mut waiting = items.iter().enumerate();
-        let mut due = waiting.next();
-        for (index, result) in results {
-            early.insert(index, result);
-            while let Some((index, item)) = due
-                && let Some(result) = early.remove(&index)
-            {
-                take(item, result)?;
-                due = waiting.next();
-            }
-        }
-        Ok(())
-    })
 }
 
 /// Checks files; exit code 1 if one fails or cannot be read.
@@ -266,81 +222,30 @@ fn line(row: &Row) -> String {
     line
 }
 
-/// Checks per pairing and axis layout, in the order in which they first appear.
-#[derive(Default)]
-struct Summary {
-    groups: Vec<Group>,
-    skipped: usize,
+fn totals(summary: &CheckSummary, cases: &str, failed: usize, seconds: f64) -> String {
+    let skipped = match summary.skipped {
+        0 => String::new(),
+        skipped => format!("{skipped} skipped, beyond the limits of an operator, "),
+    };
+    let checks = summary.checks();
+    format!("{checks} checks, {cases}, {failed} failed, {skipped}{seconds:.1} s")
 }
 
-struct Group {
-    pairing: String,
-    axis_layout: String,
-    checks: usize,
-    failed: usize,
-    /// The largest errors in f64 and in f32. In f16 and bf16 the rounding on store hides the rest.
-    worst: [Option<f64>; 2],
-}
-
-impl Summary {
-    fn add(&mut self, named: &NamedCase, row: &Row) {
-        if row.skipped.is_some() {
-            self.skipped += 1;
-            return;
-        }
-        let (pairing, axis_layout) = named.group();
-        let known = |group: &Group| group.pairing == pairing && group.axis_layout == axis_layout;
-        let at = self.groups.iter().position(known).unwrap_or_else(|| {
-            self.groups.push(Group {
-                pairing: pairing.into(),
-                axis_layout: axis_layout.into(),
-                checks: 0,
-                failed: 0,
-                worst: [None; 2],
-            });
-            self.groups.len() - 1
-        });
-        let group = &mut self.groups[at];
-        group.checks += 1;
-        group.failed += usize::from(!row.pass);
-        for (worst, dtype) in group.worst.iter_mut().zip([DType::F64, DType::F32]) {
-            if row.dtype == dtype {
-                *worst = Some(worst.unwrap_or(0.0).max(row.max_error));
-            }
-        }
+fn table(summary: &CheckSummary) -> Table {
+    let numbers = ["checks", "failed", "worst in f64", "worst in f32"];
+    let mut table = Table::new(&["pairing", "axis layout"], &numbers);
+    for group in summary.groups() {
+        let [f64, f32] = group
+            .worst
+            .map(|worst| or_dash(worst.map(|worst| format!("{worst:.1e}"))));
+        table.row([
+            group.pairing.clone(),
+            group.axis_layout.clone(),
+            group.checks.to_string(),
+            group.failed.to_string(),
+            f64,
+            f32,
+        ]);
     }
-
-    fn checks(&self) -> usize {
-        self.groups.iter().map(|group| group.checks).sum()
-    }
-
-    fn line(&self, cases: &str, failed: usize, seconds: f64) -> String {
-        let skipped = match self.skipped {
-            0 => String::new(),
-            skipped => format!("{skipped} skipped, beyond the limits of an operator, "),
-        };
-        let checks = self.checks();
-        format!("{checks} checks, {cases}, {failed} failed, {skipped}{seconds:.1} s")
-    }
-
-    fn table(&self) -> Table {
-        let mut groups: Vec<&Group> = self.groups.iter().collect();
-        groups.sort_by_key(|group| (&group.pairing, &group.axis_layout));
-        let numbers = ["checks", "failed", "worst in f64", "worst in f32"];
-        let mut table = Table::new(&["pairing", "axis layout"], &numbers);
-        for group in groups {
-            let [f64, f32] = group
-                .worst
-                .map(|worst| or_dash(worst.map(|worst| format!("{worst:.1e}"))));
-            table.row([
-                group.pairing.clone(),
-                group.axis_layout.clone(),
-                group.checks.to_string(),
-                group.failed.to_string(),
-                f64,
-                f32,
-            ]);
-        }
-        table
-    }
+    table
 }

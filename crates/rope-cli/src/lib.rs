@@ -12,7 +12,6 @@ mod device;
 #[cfg(doctest)]
 mod docs;
 mod doctor;
-mod files;
 mod finetune;
 mod generate;
 mod gpu;

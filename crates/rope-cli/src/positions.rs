@@ -1,7 +1,6 @@
 //! `mrope positions`: position ids of a prompt, as a table, as JSON, and drawn.
 
 mod picture;
-mod prompt;
 
 use std::error::Error;
 use std::io::{BufWriter, Write};
@@ -13,11 +12,10 @@ use serde::Serialize;
 use serde_json::Number;
 use vlm_train::job::Version;
 
-use self::prompt::{Description, ExpandedPrompt, Segment, Span};
 use crate::arguments::count_in;
-use crate::files;
 use crate::stdio::stdout;
 use crate::table::Table;
+use rope_check::prompt::{ExpandedPrompt, PartTokens, PromptDescription, PromptPart};
 
 const FORMAT: &str = include_str!("positions/format.txt");
 
@@ -42,7 +40,7 @@ pub(crate) struct PositionsArgs {
     version: Version,
     /// Text tokens before each frame of a video, in families with a block per frame.
     #[arg(long, default_value_t = 6, value_name = "COUNT")]
-    #[arg(value_parser = count_in(0..=prompt::MAX_TOKENS))]
+    #[arg(value_parser = count_in(0..=rope_check::prompt::MAX_TOKENS))]
     timestamp_tokens: usize,
     /// Print a row per token.
     #[arg(long)]
@@ -64,7 +62,7 @@ impl PositionsArgs {
         };
         let prompt = self.prompt.iter().map(Path::new);
         let mut read = prompt.chain(self.config.as_deref());
-        match read.find(|path| path.is_file() && files::is_same(path, svg)) {
+        match read.find(|path| path.is_file() && plain_files::is_same(path, svg)) {
             Some(path) => Err(format!(
                 "--svg would replace {}, which this command reads; expected another file",
                 path.display()
@@ -81,7 +79,7 @@ impl PositionsArgs {
 /// written.
 pub(crate) fn run(args: &PositionsArgs) -> Result<(), Box<dyn Error>> {
     args.expect_inputs_kept()?;
-    let description = Description::read(&args.prompt)?;
+    let description = PromptDescription::read(&args.prompt)?;
     let (model, rules) = rules(args, &description)?;
     let rules = rules.with_compatibility(args.version.into());
     let prompt = description.lay_out(&rules, args.timestamp_tokens)?;
@@ -106,7 +104,7 @@ pub(crate) fn run(args: &PositionsArgs) -> Result<(), Box<dyn Error>> {
 
 fn rules(
     args: &PositionsArgs,
-    description: &Description,
+    description: &PromptDescription,
 ) -> Result<(String, PositionRules), Box<dyn Error>> {
     if let Some(path) = &args.config {
         let json = plain_files::read_text(path, plain_files::MAX_TEXT_BYTES)?;
@@ -162,11 +160,11 @@ fn print_spans(
             let ids = shown.iter().map(|token| found.axis(axis)[*token]);
             range(&ids.collect::<Vec<f64>>())
         };
-        let merged = match span.segment {
-            Segment::Image(_) | Segment::Video(..) => {
+        let merged = match span.part {
+            PromptPart::Image(_) | PromptPart::Video(..) => {
                 span.merged.map(|n| n.to_string()).join(" x ")
             }
-            Segment::Text(_) | Segment::Audio(_) => String::new(),
+            PromptPart::Text(_) | PromptPart::Audio(_) => String::new(),
         };
         let tokens = format!("{}..{}", span.tokens.start, span.tokens.end - 1);
         table.row([span.name(), merged, tokens, ids(0), ids(1), ids(2)]);
@@ -235,7 +233,7 @@ fn print_json(
     prompt: &ExpandedPrompt,
     found: &PositionIds,
 ) -> Result<(), Box<dyn Error>> {
-    let part = |span: &Span| JsonPart {
+    let part = |span: &PartTokens| JsonPart {
         name: span.name(),
         start: span.tokens.start,
         end: span.tokens.end,

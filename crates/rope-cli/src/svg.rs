@@ -8,8 +8,6 @@ use plotters::coord::types::RangedCoordf64;
 use plotters::element::DashedPathElement;
 use plotters::prelude::*;
 
-use crate::files;
-
 /// Pixels of a dash and of the gap between two.
 const DASH: i32 = 6;
 const GAP: i32 = 4;
@@ -42,7 +40,7 @@ pub(crate) fn draw(
     paint(&area)?;
     area.present()?;
     drop(area);
-    Ok(files::replace(path, svg.as_bytes())?)
+    Ok(plain_files::replace(path, svg.as_bytes()).map_err(|error| error.cause)?)
 }
 
 /// Writes text below and to the right of a point.

@@ -857,7 +857,7 @@ fn wrong_configurations_have_their_own_errors() {
     let states = |pointer, value| refuse("qwen3_5_tiny", pointer, value);
 
     let error = two("/model_type", json!("glm4v_moe"));
-    assert_is!(&error => VlmError::UnknownFamily { found, .. } if found == "glm4v_moe");
+    assert_is!(&error => VlmError::UnknownFamily(unknown) if unknown.found == "glm4v_moe");
     assert!(error.to_string().contains("qwen2_5_vl"));
     for (error, what) in [
         (two("/model_type", Value::Null), "model_type"),

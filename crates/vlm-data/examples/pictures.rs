@@ -7,15 +7,15 @@
 use std::error::Error;
 use std::time::{Duration, Instant};
 
-use vlm_data::picture::{Family, Picture, PictureProcessor, ReadOptions};
+use vlm_data::picture::{Family, Picture, PictureConfig, PictureProcessor, ReadOptions};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [family, seconds, files @ ..] = &arguments[..] else {
         return Err("usage: speed FAMILY SECONDS FILE...".into());
     };
-    let family = Family::of(family).ok_or("no such model type")?;
-    let processor = PictureProcessor::new(family.config())?;
+    let family = Family::of(family)?;
+    let processor = PictureProcessor::new(PictureConfig::of_family(family))?;
     let budget = Duration::from_secs_f64(seconds.parse()?);
     let options = ReadOptions::default();
     for path in files {

@@ -303,7 +303,8 @@ mod tests {
         let rows = rows("video_sizes");
         assert_eq!(rows.len(), 560);
         let processors = ["qwen2_vl", "qwen3_vl"].map(|family| {
-            let mut config = Family::of(family).expect("a family").config();
+            let family = Family::of(family).expect("a family");
+            let mut config = PictureConfig::of_family(family);
             (config.min_pixels, config.max_pixels) = (1, 1 << 40);
             PictureProcessor::new(config).expect("a processor")
         });
@@ -330,7 +331,8 @@ mod tests {
 
     #[test]
     fn sizes_that_the_folder_changes_are_refused() {
-        let mut config = Family::of("qwen2_vl").expect("a family").config();
+        let family = Family::of("qwen2_vl").expect("a family");
+        let mut config = PictureConfig::of_family(family);
         config.max_pixels = 100_000;
         let processor = PictureProcessor::new(config).expect("a processor");
         let stated = |height, width| PictureLimits {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::fetch::{self, Sides};
 use crate::memory::zeros;
 use crate::picture::{
-    Backend, BoxForm, Family, KeptFile, Picture, PictureConfig, PictureProcessor, ReadOptions,
+    Backend, BoxForm, KeptFile, Picture, PictureConfig, PictureProcessor, ReadOptions, family_of,
 };
 use crate::text::Result as TextResult;
 use crate::text::format::{Frames, MediaSource, Video};
@@ -162,7 +162,7 @@ impl SampleEncoder {
     pub fn from_folder(folder: impl AsRef<Path>, options: SampleOptions) -> Result<Self> {
         let folder = folder.as_ref();
         let text = TextEncoder::from_folder(folder)?;
-        let boxes = Family::from_folder(folder)?.boxes;
+        let boxes = family_of(folder)?.boxes;
         let mut pictures = PictureConfig::from_folder(folder)?;
         let mut videos = PictureConfig::videos_from_folder(folder)?;
         pictures.max_pixels = options.max_pixels.unwrap_or(pictures.max_pixels);

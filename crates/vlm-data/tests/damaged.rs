@@ -211,7 +211,7 @@ fn files_with_changed_bytes_are_refused_or_read() {
         .and_then(|n| n.parse().ok())
         .unwrap_or(1);
     let mut random = Random(0x9e37_79b9_7f4a_7c15 ^ seed);
-    let processor = PictureProcessor::new(FAMILIES[4].config()).expect("a sound configuration");
+    let processor = PictureProcessor::new(glm_defaults()).expect("a sound configuration");
     for (name, bytes) in pictures() {
         for _ in 0..rounds {
             let mut changed = bytes.clone();
@@ -373,7 +373,7 @@ fn what_is_no_picture_is_refused() {
 
 #[test]
 fn unsound_configurations_are_refused() {
-    let sound = FAMILIES[0].config();
+    let sound = PictureConfig::of_family(&FAMILIES[0]);
     let unsound = [
         PictureConfig {
             patch_size: 0,
@@ -491,5 +491,5 @@ fn a_folder_says_how_pictures_are_processed() {
 
 /// The class defaults of GLM are the published values.
 fn glm_defaults() -> PictureConfig {
-    Family::of("glm4v").expect("a family").config()
+    PictureConfig::of_family(Family::of("glm4v").expect("a family"))
 }

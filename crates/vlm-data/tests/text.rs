@@ -1210,7 +1210,7 @@ fn folders_that_are_not_whole_are_refused() {
     };
     assert!(encoder(&folder).contains("config.json: it does not exist"));
     folder.write("config.json", r#"{"model_type": "llava"}"#);
-    assert!(encoder(&folder).contains("model type \"llava\" is unknown"));
+    assert!(encoder(&folder).contains("model type \"llava\" is not supported"));
     folder
         .write("config.json", r#"{"model_type": "qwen2_vl"}"#)
         .copy("vocab.json");

@@ -10,197 +10,17 @@ use rope_core::position_ids::{Compatibility, PositionRules};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde::de::value::MapDeserializer;
-use serde_json::{Value, json};
+use serde_json::Value;
+use vlm_family::Family;
 
 use crate::error::{Result, VlmError};
 use crate::file;
 use crate::layers::Activation;
-use crate::names::{self, Names};
 
 /// The limit on layers of a decoder and blocks of a tower.
 pub(crate) const MAX_LAYERS: usize = 65_536;
 /// The epsilon of a tower's norms, if its configuration does not state it.
 const VISION_NORM_EPS: f64 = 1e-6;
-
-/// The differences between the families that their configurations do not state.
-#[derive(Debug)]
-pub(crate) struct Family {
-    model_type: &'static str,
-    pub(crate) names: &'static Names,
-    /// The values of keys that a file omits.
-    defaults: fn() -> Value,
-    /// True if q, k and v have a bias, whatever the configuration states; otherwise its key decides
-    /// for all of attention.
-    qkv_bias: bool,
-    /// True if the decoder normalises q and k head by head.
-    qk_norm: bool,
-    /// True if the decoder normalises the output of attention and feed-forward network too.
-    output_norms: bool,
-    /// True if one matrix of the decoder computes both the gate and the gated value.
-    joined_gate: bool,
-    /// True if the decoder has layers with a state, norms that multiply by 1 + weight, and a gate
-    /// on the output of attention, as in Qwen3.5.
-    has_states: bool,
-    // Of the vision tower.
-    rms_norm: bool,
-    gated: bool,
-    patch_bias: bool,
-    /// True if the linear layers of the blocks have a bias.
-    bias: bool,
-    /// True if a convolution merges the patches: the tower of GLM-4.1V.
-    downsamples: bool,
-}
-
-const QWEN2: Family = Family {
-    model_type: "qwen2_vl",
-    names: &names::QWEN2,
-    defaults: qwen2_defaults,
-    qkv_bias: true,
-    qk_norm: false,
-    output_norms: false,
-    joined_gate: false,
-    has_states: false,
-    rms_norm: false,
-    gated: false,
-    patch_bias: false,
-    bias: true,
-    downsamples: false,
-};
-
-static FAMILIES: [Family; 5] = [
-    QWEN2,
-    Family {
-        model_type: "qwen2_5_vl",
-        names: &names::QWEN2_5,
-        defaults: qwen2_5_defaults,
-        rms_norm: true,
-        gated: true,
-        ..QWEN2
-    },
-    Family {
-        model_type: "qwen3_vl",
-        names: &names::QWEN3,
-        defaults: qwen3_defaults,
-        qkv_bias: false,
-        qk_norm: true,
-        patch_bias: true,
-        ..QWEN2
-    },
-    Family {
-        model_type: "qwen3_5",
-        names: &names::QWEN3_5,
-        defaults: qwen3_5_defaults,
-        qkv_bias: false,
-        qk_norm: true,
-        has_states: true,
-        patch_bias: true,
-        ..QWEN2
-    },
-    Family {
-        model_type: "glm4v",
-        names: &names::GLM4,
-        defaults: glm4_defaults,
-        output_norms: true,
-        joined_gate: true,
-        rms_norm: true,
-        gated: true,
-        patch_bias: true,
-        bias: false,
-        downsamples: true,
-        ..QWEN2
-    },
-];
-
-// The defaults of the configuration classes in transformers 5.24.0. Until 4.51, transformers saved
-// nested configurations as their differences from the class, so files leave any of these out.
-
-fn qwen2_defaults() -> Value {
-    json!({
-        "image_token_id": 151_655, "video_token_id": 151_656,
-        "text_config": {
-            "vocab_size": 152_064, "hidden_size": 8192, "intermediate_size": 29_568,
-            "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8,
-            "rms_norm_eps": 1e-5
-        },
-        "vision_config": {
-            "depth": 32, "embed_dim": 1280, "hidden_size": 3584, "mlp_ratio": 4, "num_heads": 16,
-            "in_channels": 3, "patch_size": 14, "temporal_patch_size": 2, "spatial_merge_size": 2,
-            "hidden_act": "quick_gelu"
-        }
-    })
-}
-
-fn qwen2_5_defaults() -> Value {
-    json!({
-        "image_token_id": 151_655, "video_token_id": 151_656,
-        "text_config": {
-            "vocab_size": 152_064, "hidden_size": 8192, "intermediate_size": 29_568,
-            "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8,
-            "rms_norm_eps": 1e-5
-        },
-        "vision_config": {
-            "depth": 32, "hidden_size": 3584, "out_hidden_size": 3584, "intermediate_size": 3420,
-            "num_heads": 16, "in_channels": 3, "patch_size": 14, "temporal_patch_size": 2,
-            "spatial_merge_size": 2, "hidden_act": "silu", "window_size": 112,
-            "fullatt_block_indexes": [7, 15, 23, 31]
-        }
-    })
-}
-
-fn qwen3_defaults() -> Value {
-    json!({
-        "image_token_id": 151_655, "video_token_id": 151_656,
-        "text_config": {
-            "vocab_size": 151_936, "hidden_size": 4096, "intermediate_size": 22_016,
-            "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32,
-            "rms_norm_eps": 1e-6
-        },
-        "vision_config": {
-            "depth": 27, "hidden_size": 1152, "out_hidden_size": 3584, "intermediate_size": 4304,
-            "num_heads": 16, "in_channels": 3, "patch_size": 16, "temporal_patch_size": 2,
-            "spatial_merge_size": 2, "hidden_act": "gelu_pytorch_tanh",
-            "num_position_embeddings": 2304, "deepstack_visual_indexes": [8, 16, 24]
-        }
-    })
-}
-
-fn qwen3_5_defaults() -> Value {
-    json!({
-        "image_token_id": 248_056, "video_token_id": 248_057,
-        "text_config": {
-            "vocab_size": 248_320, "hidden_size": 4096, "intermediate_size": 12_288,
-            "num_hidden_layers": 32, "num_attention_heads": 16, "num_key_value_heads": 4,
-            "rms_norm_eps": 1e-6, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
-            "linear_value_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
-            "full_attention_interval": 4
-        },
-        "vision_config": {
-            "depth": 27, "hidden_size": 1152, "out_hidden_size": 3584, "intermediate_size": 4304,
-            "num_heads": 16, "in_channels": 3, "patch_size": 16, "temporal_patch_size": 2,
-            "spatial_merge_size": 2, "hidden_act": "gelu_pytorch_tanh",
-            "num_position_embeddings": 2304
-        }
-    })
-}
-
-fn glm4_defaults() -> Value {
-    json!({
-        "image_token_id": 151_343, "video_token_id": 151_344,
-        "image_start_token_id": 151_339, "image_end_token_id": 151_340,
-        "video_start_token_id": 151_341, "video_end_token_id": 151_342,
-        "text_config": {
-            "vocab_size": 151_552, "hidden_size": 4096, "intermediate_size": 13_696,
-            "num_hidden_layers": 40, "num_attention_heads": 32, "num_key_value_heads": 2,
-            "rms_norm_eps": 1e-5
-        },
-        "vision_config": {
-            "depth": 24, "hidden_size": 1536, "out_hidden_size": 4096, "intermediate_size": 13_696,
-            "num_heads": 12, "in_channels": 3, "patch_size": 14, "temporal_patch_size": 2,
-            "spatial_merge_size": 2, "hidden_act": "silu", "image_size": 336, "rms_norm_eps": 1e-5,
-            "attention_bias": false
-        }
-    })
-}
 
 /// Adds the defaults of keys that an object and its nested objects omit.
 fn complete(config: &mut Value, defaults: &Value) {
@@ -215,6 +35,23 @@ fn complete(config: &mut Value, defaults: &Value) {
             None => {
                 config.insert(key.clone(), default.clone());
             }
+        }
+    }
+}
+
+/// Replaces a family's model type, also as the beginning of a nested one, by the type of the family
+/// with the same rotations and position ids.
+fn set_rotation(config: &mut Value, family: &Family) {
+    let parts = [
+        "/model_type",
+        "/text_config/model_type",
+        "/vision_config/model_type",
+    ];
+    for part in parts {
+        if let Some(Value::String(stated)) = config.pointer_mut(part)
+            && let Some(rest) = stated.strip_prefix(family.model_type)
+        {
+            *stated = format!("{}{rest}", family.rotation);
         }
     }
 }
@@ -492,16 +329,13 @@ impl VlmConfig {
             detail: error.to_string(),
         })?;
         let RawFamily { model_type: found } = read("config.json", &value)?;
-        let family = FAMILIES.iter().find(|family| family.model_type == found);
-        let family = family.ok_or_else(|| VlmError::UnknownFamily {
-            found,
-            known: FAMILIES.iter().map(|family| family.model_type).collect(),
-        })?;
+        let family = Family::built(&found)?;
         let defaults = (family.defaults)();
         complete(&mut value, &defaults);
         if value.get("text_config").is_none() {
             complete(&mut value, &defaults["text_config"]);
         }
+        set_rotation(&mut value, family);
         let json = &value.to_string();
         let top: RawTop = read("config.json", &value)?;
         let (text_part, text) = match value.get("text_config") {
@@ -509,7 +343,7 @@ impl VlmConfig {
             None => ("config.json", &value),
         };
         let raw_text: RawText = read(text_part, text)?;
-        let states = family.has_states.then(|| read(text_part, text));
+        let states = family.text.has_states.then(|| read(text_part, text));
         let states: Option<RawStates> = states.transpose()?;
         let raw_vision: RawVision = read(
             "vision_config",
@@ -592,14 +426,14 @@ impl TextConfig {
             heads: raw.num_attention_heads,
             kv_heads: raw.num_key_value_heads.unwrap_or(raw.num_attention_heads),
             rms_norm_eps: raw.rms_norm_eps,
-            attention_bias: family.qkv_bias || raw.attention_bias == Some(true),
-            output_bias: !family.qkv_bias && raw.attention_bias == Some(true),
-            qk_norm: family.qk_norm,
+            attention_bias: family.text.qkv_bias || raw.attention_bias == Some(true),
+            output_bias: !family.text.qkv_bias && raw.attention_bias == Some(true),
+            qk_norm: family.text.qk_norm,
             layers: raw.num_hidden_layers,
-            output_norms: family.output_norms,
-            joined_gate: family.joined_gate,
-            unit_offset: family.has_states,
-            output_gate: family.has_states,
+            output_norms: family.text.output_norms,
+            joined_gate: family.text.joined_gate,
+            unit_offset: family.text.has_states,
+            output_gate: family.text.has_states,
             delta: states
                 .map(|states| DeltaConfig::new(states, raw.num_hidden_layers))
                 .transpose()?,
@@ -662,7 +496,7 @@ impl RawVision {
             (None, None) => return Err(missing("intermediate_size")),
         };
         // GLM-4.1V has the same number of channels inside the blocks as after them.
-        if family.downsamples {
+        if family.tower.downsamples {
             return Ok((out_hidden_size, stated));
         }
         let side = self.spatial_merge_size;
@@ -705,7 +539,9 @@ impl RawVision {
                 })
             }
             (Some(count), _) => Ok(Some(count.isqrt())),
-            (None, Some(size)) if family.downsamples => Ok(Some(size / self.patch_size.max(1))),
+            (None, Some(size)) if family.tower.downsamples => {
+                Ok(Some(size / self.patch_size.max(1)))
+            }
             (None, _) => Ok(None),
         }
     }
@@ -715,8 +551,8 @@ impl VisionConfig {
     fn new(family: &Family, raw: RawVision, rotation: RotarySpec) -> Result<Self> {
         let (hidden_size, out_hidden_size) = raw.channels()?;
         let (intermediate_size, merger_size) = raw.inner_channels(family)?;
-        let norm_eps = raw.rms_norm_eps.filter(|_| family.downsamples);
-        let qkv_bias = raw.attention_bias.filter(|_| family.downsamples);
+        let norm_eps = raw.rms_norm_eps.filter(|_| family.tower.downsamples);
+        let qkv_bias = raw.attention_bias.filter(|_| family.tower.downsamples);
         Ok(Self {
             depth: raw.depth,
             hidden_size,
@@ -731,23 +567,23 @@ impl VisionConfig {
                 raw.patch_size,
             ],
             spatial_merge: raw.spatial_merge_size,
-            rms_norm: family.rms_norm,
+            rms_norm: family.tower.rms_norm,
             norm_eps: norm_eps.unwrap_or(VISION_NORM_EPS),
-            gated: family.gated,
-            patch_bias: family.patch_bias,
-            qkv_bias: qkv_bias.unwrap_or(family.bias),
-            bias: family.bias,
-            downsamples: family.downsamples,
+            gated: family.tower.gated,
+            patch_bias: family.tower.patch_bias,
+            qkv_bias: qkv_bias.unwrap_or(family.tower.bias),
+            bias: family.tower.bias,
+            downsamples: family.tower.downsamples,
             activation: raw.hidden_act,
             windows: raw.windows()?,
             position_grid: raw.position_grid(family)?,
-            interpolation: if family.downsamples {
+            interpolation: if family.tower.downsamples {
                 Interpolation::Bicubic
             } else {
                 Interpolation::Bilinear
             },
             deepstack: match raw.deepstack_visual_indexes {
-                Some(blocks) if !family.has_states => blocks,
+                Some(blocks) if !family.text.has_states => blocks,
                 _ => Vec::new(),
             },
             rotation,

@@ -6,6 +6,7 @@ use burn::tensor::DType;
 use burn_attention::AttentionError;
 use rope_burn::RotaryError;
 use rope_core::RopeError;
+use vlm_family::UnknownModelType;
 
 /// The result of this crate's functions.
 pub type Result<T, E = VlmError> = std::result::Result<T, E>;
@@ -42,13 +43,8 @@ pub enum VlmError {
         detail: String,
     },
     /// A model of an unknown family.
-    #[error("model type {found:?} is not supported; this crate builds {}", known.join(", "))]
-    UnknownFamily {
-        /// The model type found.
-        found: String,
-        /// The known model types.
-        known: Vec<&'static str>,
-    },
+    #[error(transparent)]
+    UnknownFamily(#[from] UnknownModelType),
     /// A value that this crate does not support.
     #[error("{key} = {found} is not supported; expected {expected}")]
     Unsupported {

@@ -9,7 +9,7 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `config` | the contents of a `config.json`, and the differences between the families |
+//! | `config` | the contents of a `config.json` |
 //! | `names` | parameter names of checkpoints and of this crate |
 //! | `load` | reading and writing checkpoints |
 //! | `file` | safetensors files, by ranges of elements |

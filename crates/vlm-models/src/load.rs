@@ -14,7 +14,7 @@ use crate::config::VlmConfig;
 use crate::error::{Result, VlmError};
 use crate::file::{self, Entry, Sink, Stored, TensorFile};
 use crate::model::Vlm;
-use crate::names::{ModulePath, rename};
+use crate::names::{ModulePath, Remap as _, rename};
 use crate::transfer::Transfer;
 
 pub(crate) const SINGLE: &str = "model.safetensors";

@@ -9,7 +9,7 @@ use burn_store::KeyRemapper;
 use crate::error::{Result, VlmError};
 use crate::linear::{AdapterConfig, Linear, prepare};
 use crate::model::Vlm;
-use crate::names::{ModulePath, class_name};
+use crate::names::{ModulePath, Remap as _, class_name};
 use crate::random::Stream;
 use crate::trace::Sampled;
 use crate::trained::{LAYERS, LoraConfig, ModelPart, Target, TrainedWeights};

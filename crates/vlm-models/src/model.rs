@@ -5,9 +5,10 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::module::linear;
 use burn::tensor::{DType, Device, Tensor};
 use rope_core::position_ids::PositionRules;
+use vlm_family::Family;
 
 use crate::batch::Batch;
-use crate::config::{Family, VlmConfig};
+use crate::config::VlmConfig;
 use crate::decoder::Decoder;
 use crate::error::Result;
 use crate::layers::LayerCache;

@@ -1,116 +1,28 @@
 //! Parameter names of checkpoints and of this crate.
 //!
-//! Modules have the names of Qwen3-VL's checkpoints, except that a feed-forward network has the
-//! same names in every family: `gate_proj` (if it is gated), `up_proj` and `down_proj`. Everything
-//! after a tower's blocks is its merger.
+//! `vlm_family::Names` lists the differences of each family.
 
 use burn_store::{KeyRemapper, ModuleContext};
+use vlm_family::Names;
 
-/// The names in one family's checkpoints that differ from this crate's.
-#[derive(Debug)]
-pub(crate) struct Names {
-    /// Prefix of the vision tower.
-    visual: &'static str,
-    /// Prefix of the language decoder.
-    text: &'static str,
-    /// Names inside the modules.
-    parts: &'static [Part],
-    /// The prefix of names that no module reads, if any.
-    unread: Option<&'static str>,
-}
-
-/// The beginning of a name inside a module.
-#[derive(Debug)]
-struct Part {
-    /// A pattern of the module's own name.
-    within: &'static str,
-    checkpoint: &'static str,
-    module: &'static str,
-}
-
-const fn part(within: &'static str, checkpoint: &'static str, module: &'static str) -> Part {
-    Part {
-        within,
-        checkpoint,
-        module,
-    }
-}
-
-const TOWER: &str = r"visual\.";
-const BLOCKS: &str = r"visual\.blocks\.";
-/// The merger, and those of DeepStack.
-const MERGERS: &str = r"visual\.\w*merger\w*\.";
-const LAYERS: &str = r"language_model\.layers\.";
-
-pub(crate) const QWEN2: Names = Names {
-    visual: "visual.",
-    text: "model.",
-    parts: &[
-        part(BLOCKS, "mlp.fc1.", "mlp.up_proj."),
-        part(BLOCKS, "mlp.fc2.", "mlp.down_proj."),
-        part(MERGERS, "ln_q.", "norm."),
-        part(MERGERS, "mlp.0.", "mlp.up_proj."),
-        part(MERGERS, "mlp.2.", "mlp.down_proj."),
-    ],
-    unread: None,
-};
-
-pub(crate) const QWEN2_5: Names = Names {
-    parts: &[
-        part(MERGERS, "ln_q.", "norm."),
-        part(MERGERS, "mlp.0.", "mlp.up_proj."),
-        part(MERGERS, "mlp.2.", "mlp.down_proj."),
-    ],
-    ..QWEN2
-};
-
-pub(crate) const QWEN3: Names = Names {
-    visual: "model.visual.",
-    text: "model.language_model.",
-    parts: &[
-        part(BLOCKS, "mlp.linear_fc1.", "mlp.up_proj."),
-        part(BLOCKS, "mlp.linear_fc2.", "mlp.down_proj."),
-        part(MERGERS, "linear_fc1.", "mlp.up_proj."),
-        part(MERGERS, "linear_fc2.", "mlp.down_proj."),
-    ],
-    unread: None,
-};
-
-/// The checkpoints have a layer for multi-token prediction, which transformers does not read
-/// either.
-pub(crate) const QWEN3_5: Names = Names {
-    parts: &[
-        part(LAYERS, "linear_attn.A_log", "linear_attn.a_log"),
-        part(BLOCKS, "mlp.linear_fc1.", "mlp.up_proj."),
-        part(BLOCKS, "mlp.linear_fc2.", "mlp.down_proj."),
-        part(MERGERS, "linear_fc1.", "mlp.up_proj."),
-        part(MERGERS, "linear_fc2.", "mlp.down_proj."),
-    ],
-    unread: Some("mtp."),
-    ..QWEN3
-};
-
-pub(crate) const GLM4: Names = Names {
-    parts: &[
-        part(LAYERS, "mlp.gate_up_proj.", "mlp.up_proj."),
-        part(TOWER, "embeddings.position_embedding.", "pos_embed."),
-        part(TOWER, "post_layernorm.", "merger.post_layernorm."),
-        part(TOWER, "downsample.", "merger.downsample."),
-        part(MERGERS, "gate_proj.", "mlp.gate_proj."),
-        part(MERGERS, "up_proj.", "mlp.up_proj."),
-        part(MERGERS, "down_proj.", "mlp.down_proj."),
-    ],
-    ..QWEN3
-};
-
-impl Names {
+/// The maps between names that a family's differences make.
+pub(crate) trait Remap {
     /// True if a name in a checkpoint belongs to a part that no module reads.
-    pub(crate) fn is_unread(&self, name: &str) -> bool {
+    fn is_unread(&self, name: &str) -> bool;
+    /// The map from checkpoint names, with the prefixes of any family, to module names.
+    fn to_module(&self) -> KeyRemapper;
+    /// The map from module names to checkpoint names.
+    fn to_checkpoint(&self) -> KeyRemapper;
+    /// The map from module names to those of transformers' classes, under which adapters are saved.
+    fn to_class(&self) -> KeyRemapper;
+}
+
+impl Remap for Names {
+    fn is_unread(&self, name: &str) -> bool {
         self.unread.is_some_and(|unread| name.starts_with(unread))
     }
 
-    /// The map from checkpoint names, with the prefixes of any family, to module names.
-    pub(crate) fn to_module(&self) -> KeyRemapper {
+    fn to_module(&self) -> KeyRemapper {
         let prefixes = [
             (r"^(?:model\.)?visual\.", "visual."),
             (r"^model\.(?:language_model\.)?", "language_model."),
@@ -120,22 +32,20 @@ impl Names {
         remapper(prefixes.map(owned).into_iter().chain(parts))
     }
 
-    /// The map from module names to checkpoint names.
-    pub(crate) fn to_checkpoint(&self) -> KeyRemapper {
-        self.named(self.visual, self.text)
+    fn to_checkpoint(&self) -> KeyRemapper {
+        named(self, self.visual, self.text)
     }
 
-    /// The map from module names to those of transformers' classes, under which adapters are saved.
-    pub(crate) fn to_class(&self) -> KeyRemapper {
-        self.named(QWEN3.visual, QWEN3.text)
+    fn to_class(&self) -> KeyRemapper {
+        named(self, "model.visual.", "model.language_model.")
     }
+}
 
-    fn named(&self, visual: &'static str, text: &'static str) -> KeyRemapper {
-        let prefixes = [(r"^visual\.", visual), (r"^language_model\.", text)];
-        let parts = self.parts.iter();
-        let parts = parts.map(|part| in_part(part.within, part.module, part.checkpoint));
-        remapper(parts.chain(prefixes.map(owned)))
-    }
+fn named(names: &Names, visual: &'static str, text: &'static str) -> KeyRemapper {
+    let prefixes = [(r"^visual\.", visual), (r"^language_model\.", text)];
+    let parts = names.parts.iter();
+    let parts = parts.map(|part| in_part(part.within, part.module, part.checkpoint));
+    remapper(parts.chain(prefixes.map(owned)))
 }
 
 fn owned((from, to): (&str, &str)) -> (String, String) {
@@ -264,82 +174,87 @@ fn as_in_pytorch(name: &str) -> String {
 mod tests {
     use super::*;
 
-    const PAIRS: [(&Names, &str, &str); 14] = [
-        (
-            &QWEN2,
+    const PAIRS: [[&str; 3]; 14] = [
+        [
+            "qwen2_vl",
             "visual.blocks.3.mlp.fc1.weight",
             "visual.blocks.3.mlp.up_proj.weight",
-        ),
-        (
-            &QWEN2,
+        ],
+        [
+            "qwen2_vl",
             "visual.merger.mlp.2.bias",
             "visual.merger.mlp.down_proj.bias",
-        ),
-        (
-            &QWEN2_5,
+        ],
+        [
+            "qwen2_5_vl",
             "visual.merger.ln_q.weight",
             "visual.merger.norm.weight",
-        ),
-        (
-            &QWEN2_5,
+        ],
+        [
+            "qwen2_5_vl",
             "visual.blocks.0.mlp.gate_proj.weight",
             "visual.blocks.0.mlp.gate_proj.weight",
-        ),
-        (
-            &QWEN2_5,
+        ],
+        [
+            "qwen2_5_vl",
             "model.layers.1.mlp.up_proj.weight",
             "language_model.layers.1.mlp.up_proj.weight",
-        ),
-        (
-            &QWEN3,
+        ],
+        [
+            "qwen3_vl",
             "model.visual.deepstack_merger_list.0.linear_fc1.weight",
             "visual.deepstack_merger_list.0.mlp.up_proj.weight",
-        ),
-        (
-            &QWEN3,
+        ],
+        [
+            "qwen3_vl",
             "model.visual.blocks.0.mlp.linear_fc2.bias",
             "visual.blocks.0.mlp.down_proj.bias",
-        ),
-        (
-            &QWEN3,
+        ],
+        [
+            "qwen3_vl",
             "model.language_model.norm.weight",
             "language_model.norm.weight",
-        ),
-        (
-            &GLM4,
+        ],
+        [
+            "glm4v",
             "model.language_model.layers.11.mlp.gate_up_proj.weight",
             "language_model.layers.11.mlp.up_proj.weight",
-        ),
-        (
-            &GLM4,
+        ],
+        [
+            "glm4v",
             "model.visual.blocks.0.mlp.up_proj.weight",
             "visual.blocks.0.mlp.up_proj.weight",
-        ),
-        (
-            &GLM4,
+        ],
+        [
+            "glm4v",
             "model.visual.merger.up_proj.weight",
             "visual.merger.mlp.up_proj.weight",
-        ),
-        (
-            &GLM4,
+        ],
+        [
+            "glm4v",
             "model.visual.downsample.bias",
             "visual.merger.downsample.bias",
-        ),
-        (
-            &GLM4,
+        ],
+        [
+            "glm4v",
             "model.visual.embeddings.position_embedding.weight",
             "visual.pos_embed.weight",
-        ),
-        (
-            &QWEN3_5,
+        ],
+        [
+            "qwen3_5",
             "model.language_model.layers.2.linear_attn.A_log",
             "language_model.layers.2.linear_attn.a_log",
-        ),
+        ],
     ];
+
+    fn names(family: &str) -> Names {
+        vlm_family::Family::of(family).expect("a family").names
+    }
 
     #[test]
     fn names_go_both_ways() {
-        for (names, checkpoint, module) in PAIRS {
+        for [family, checkpoint, module] in PAIRS {
+            let names = names(family);
             assert_eq!(rename(&names.to_module(), checkpoint), module);
             assert_eq!(rename(&names.to_checkpoint(), module), checkpoint);
         }
@@ -352,18 +267,18 @@ mod tests {
             "visual.merger.ln_q.weight",
         ] {
             assert_eq!(
-                rename(&QWEN2.to_module(), name),
+                rename(&names("qwen2_vl").to_module(), name),
                 "visual.merger.norm.weight"
             );
         }
         for name in ["model.language_model.norm.weight", "model.norm.weight"] {
             assert_eq!(
-                rename(&QWEN2.to_module(), name),
+                rename(&names("qwen2_vl").to_module(), name),
                 "language_model.norm.weight"
             );
         }
         assert_eq!(
-            rename(&QWEN2.to_module(), "lm_head.weight"),
+            rename(&names("qwen2_vl").to_module(), "lm_head.weight"),
             "lm_head.weight"
         );
     }

@@ -13,7 +13,7 @@ use crate::file::{self, Entry, Sink, TensorFile};
 use crate::linear::adapter_dtype;
 use crate::load::{Found, Kind, Weights};
 use crate::model::{HEAD, TABLE, Vlm};
-use crate::names::{PREFIX, SUFFIXES, rename};
+use crate::names::{PREFIX, Remap as _, SUFFIXES, rename};
 use crate::trained::{LoraConfig, ModelPart, TrainedWeights};
 use crate::transfer::Transfer;
 

@@ -9,7 +9,7 @@ use burn_store::KeyRemapper;
 use crate::error::{Result, VlmError};
 use crate::load::Kind;
 use crate::model::{TABLE, Vlm};
-use crate::names::{ModulePath, rename};
+use crate::names::{ModulePath, Remap as _, rename};
 use crate::trained::{ModelPart, Target, TrainedWeights};
 
 /// A weight of the model without adapters. Lazy weights stay so.

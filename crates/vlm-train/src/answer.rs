@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use burn::module::Module;
 use serde::Serialize;
-use vlm_data::text::{Conversation, IGNORED, Part};
+use vlm_data::text::{Conversation, IGNORED, Part, Tokenizer};
 use vlm_data::{Cut, MicroBatch, SampleEncoder, TrainingSample};
 use vlm_models::GenerationConfig;
 
@@ -65,6 +65,65 @@ pub fn stop_tokens(config: &GenerationConfig, encoder: &SampleEncoder) -> Vec<i6
 pub fn before_stop<'a>(tokens: &'a [i64], stop: &[i64]) -> &'a [i64] {
     let end = tokens.iter().position(|token| stop.contains(token));
     &tokens[..end.unwrap_or(tokens.len())]
+}
+
+/// The text of an answer's tokens.
+///
+/// # Errors
+/// [`VlmTrainError::Data`]
+pub fn answer_text(tokenizer: &Tokenizer, tokens: &[i64]) -> Result<String> {
+    let ids = tokens.iter().filter_map(|id| u32::try_from(*id).ok());
+    let text = tokenizer.decode(&ids.collect::<Vec<_>>());
+    text.map_err(|error| data_error(error.into()))
+}
+
+/// The character that a decoder puts in the place of bytes that are no text yet.
+const UNFINISHED: char = '\u{fffd}';
+/// Tokens that may be waited for until they are text: a character has at most four bytes.
+const WAITED: usize = 8;
+
+/// The text of an answer as its tokens come, a whole character at a time.
+#[derive(Debug)]
+pub struct AnswerStream<'a> {
+    tokenizer: &'a Tokenizer,
+    stop: &'a [i64],
+    waiting: Vec<i64>,
+}
+
+impl<'a> AnswerStream<'a> {
+    /// Starts an answer that ends with one of the tokens in `stop`.
+    pub fn new(tokenizer: &'a Tokenizer, stop: &'a [i64]) -> Self {
+        Self {
+            tokenizer,
+            stop,
+            waiting: Vec::new(),
+        }
+    }
+
+    /// The text that a token completes; empty in the middle of a character.
+    ///
+    /// # Errors
+    /// [`VlmTrainError::Data`]
+    pub fn push(&mut self, token: i64) -> Result<String> {
+        if self.stop.contains(&token) {
+            return Ok(String::new());
+        }
+        self.waiting.push(token);
+        let text = answer_text(self.tokenizer, &self.waiting)?;
+        if text.ends_with(UNFINISHED) && self.waiting.len() < WAITED {
+            return Ok(String::new());
+        }
+        self.waiting.clear();
+        Ok(text)
+    }
+
+    /// The rest of the text.
+    ///
+    /// # Errors
+    /// [`VlmTrainError::Data`]
+    pub fn finish(self) -> Result<String> {
+        answer_text(self.tokenizer, &self.waiting)
+    }
 }
 
 impl Questions {
@@ -157,10 +216,10 @@ impl Questions {
 
     /// The text of an answer, without its end mark.
     fn text(&self, ids: &[i64]) -> Result<String> {
-        let ids = before_stop(ids, &self.stop).iter();
-        let ids: Vec<u32> = ids.filter_map(|id| u32::try_from(*id).ok()).collect();
-        let text = self.encoder.text().tokenizer().decode(&ids);
-        text.map_err(|error| data_error(error.into()))
+        answer_text(
+            self.encoder.text().tokenizer(),
+            before_stop(ids, &self.stop),
+        )
     }
 }
 

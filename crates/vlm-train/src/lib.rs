@@ -46,9 +46,10 @@ mod run;
 mod schedule;
 mod shards;
 mod sums;
+mod system;
 mod trainer;
 
-pub use answer::{Answer, Questions, before_stop, stop_tokens};
+pub use answer::{Answer, AnswerStream, Questions, answer_text, before_stop, stop_tokens};
 pub use batch::inputs;
 pub use checkpoint::Identity;
 pub use error::{Result, VlmTrainError};
@@ -60,4 +61,5 @@ pub use record::{RecordHeader, StepRecord};
 pub use run::{Batches, Checkpoints, Ending, Event, RunOptions, run};
 pub use schedule::Schedule;
 pub use shards::OptimizerState;
+pub use system::{available_memory, resident_memory};
 pub use trainer::{CutDifference, StepReport, Trainer};

@@ -192,7 +192,7 @@ impl Models {
                 rows.extend(fixture.compare_tower(&config)?);
                 rows.extend(fixture.compare_model(&config, folder)?);
             }
-            Err(error @ VlmError::UnknownFamily { .. }) => {
+            Err(error @ VlmError::UnknownFamily(_)) => {
                 skipped = Some(format!("the model beyond positions and rotation: {error}"));
             }
             Err(error) => return Err(error.into()),

@@ -13,16 +13,16 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand, ValueHint};
 use indicatif::{ProgressBar, ProgressStyle};
-use rope_core::position_ids::{PositionRules, Prompt, Rows};
+use rope_core::position_ids::{Prompt, Rows};
 use vlm_data::check::{CheckOptions, DataReport, PageSample, SamplePage, Severity, check_data};
 use vlm_data::text::format::Conversations;
 use vlm_data::text::{Conversation, TextError};
 use vlm_data::{SampleEncoder, TrainingSample};
+use vlm_models::VlmConfig;
 use vlm_train::job::{Faulty, LabelOptions, RecordOptions, TooLong};
 
 use self::report::Checked;
 use crate::arguments::count_in;
-use crate::files;
 use crate::stdio::{note, stdout};
 
 const FORMAT: &str = include_str!("format.txt");
@@ -172,6 +172,8 @@ impl ConvertArgs {
 
 impl CheckArgs {
     fn encoder(&self) -> Result<SampleEncoder, Box<dyn Error>> {
+        // A folder of which no model is built is refused here, in the words of training.
+        VlmConfig::from_folder(&self.model)?;
         let options = self.records.samples(Some(&self.labels));
         Ok(SampleEncoder::from_folder(&self.model, options)?)
     }
@@ -254,8 +256,7 @@ impl CheckArgs {
         let report = check_data(std::iter::once(record), encoder, options, &|_, _| {});
         let file = self.out.join(format!("line-{line}.html"));
         let page = self.page(line, encoder, conversation.as_ref(), &report)?;
-        files::replace(&file, page.as_bytes())
-            .map_err(|error| format!("cannot write {}: {error}", file.display()))?;
+        plain_files::replace(&file, page.as_bytes())?;
         Ok((report, file))
     }
 
@@ -290,9 +291,8 @@ impl CheckArgs {
 
     /// Position ids of a sample's tokens: time, height, width.
     fn position_ids(&self, sample: &TrainingSample) -> Result<[Vec<f64>; 3], Box<dyn Error>> {
-        let config = self.model.join("config.json");
-        let config = plain_files::read_text(&config, plain_files::MAX_TEXT_BYTES)?;
-        let ids = PositionRules::from_hf_config(&config)?.position_ids(&Prompt {
+        let rules = VlmConfig::from_folder(&self.model)?.position_rules;
+        let ids = rules.position_ids(&Prompt {
             input_ids: &sample.text.input_ids,
             rows: Rows::Batch(1),
             image_grids: &sample.image_grids,

@@ -23,11 +23,10 @@ use rope_bench::rows::bytes;
 use rope_check::ascend;
 use serde::Serialize;
 use vlm_train::job::Team;
-use vlm_train::{Collective, HostSums, Rank, VlmTrainError};
+use vlm_train::{Collective, HostSums, Rank, VlmTrainError, resident_memory};
 
 use self::served::{NpuRanks, ServedNpu};
 use crate::gpu;
-use crate::memory::resident;
 
 /// The name of a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -326,7 +325,7 @@ impl Compute {
     pub(crate) fn memory_bytes(&self) -> Option<u64> {
         match self.npu() {
             Some(npu) => npu.memory().ok().map(|memory| memory.peak_bytes as u64),
-            None => resident().filter(|_| self.device == BurnDevice::flex()),
+            None => resident_memory().filter(|_| self.device == BurnDevice::flex()),
         }
     }
 

@@ -9,10 +9,10 @@ use vlm_train::job::Finetune;
 use vlm_train::{MemoryPlan, MicroShape, StepMemory};
 
 use super::options::FinetuneArgs;
+use crate::ALLOCATOR;
 use crate::device::Device;
 use crate::stdio::{note, stdout};
 use crate::table::Table;
-use crate::{ALLOCATOR, memory};
 
 /// Prints what a step takes, and the most tokens that fit.
 pub(super) fn print(args: &FinetuneArgs, run: &Finetune) -> Result<(), Box<dyn Error>> {
@@ -53,7 +53,7 @@ pub(super) fn print(args: &FinetuneArgs, run: &Finetune) -> Result<(), Box<dyn E
     )?;
     let is_ours = matches!(args.device[0], Device::Cpu | Device::AscendSim(_));
     let room = args.memory.map(|gib| gib * f64::from(1 << 30));
-    match room.or_else(|| memory::available().filter(|_| is_ours)) {
+    match room.or_else(|| vlm_train::available_memory().filter(|_| is_ours)) {
         Some(room) => {
             let most = plan.most_tokens(all, (room as usize).saturating_sub(besides));
             let most = most.map_or("no step fits".to_owned(), |most| {

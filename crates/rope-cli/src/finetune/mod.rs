@@ -19,7 +19,6 @@ use vlm_train::job::{Finetune, Job, JobEnd, Watch};
 use vlm_train::{Ending, Event, Trainer, VlmTrainError};
 
 use crate::device::{Compute, explained_reason};
-use crate::files::replace;
 use crate::stdio::{note, stdout};
 
 use memory::StepMeter;
@@ -62,8 +61,7 @@ pub(crate) fn run(args: &FinetuneArgs) -> Result<ExitCode, Box<dyn Error>> {
     }
     if args.host == 0 {
         let path = args.run.output.out.join(OPTIONS);
-        replace(&path, written.as_bytes())
-            .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
+        plain_files::replace(&path, written.as_bytes())?;
     }
     let trained = match args.is_several() {
         true => several::train(&args, job)?,

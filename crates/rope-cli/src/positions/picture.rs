@@ -6,8 +6,8 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use rope_core::position_ids::PositionIds;
 
-use super::prompt::{ExpandedPrompt, Segment, Span};
 use crate::svg::{self, Area, BLUE, Drawn, FONT, GREEN, GREY, ORANGE};
+use rope_check::prompt::{ExpandedPrompt, PartTokens, PromptPart};
 
 const VISION: RGBColor = RGBColor(120, 120, 140);
 /// Name, colour and line width of each axis. On text the three coincide: drawn from wide to narrow,
@@ -48,7 +48,7 @@ pub(super) fn draw(
     let panels: Vec<Panel> = prompt
         .spans
         .iter()
-        .filter(|span| matches!(span.segment, Segment::Image(_) | Segment::Video(..)))
+        .filter(|span| matches!(span.part, PromptPart::Image(_) | PromptPart::Video(..)))
         .map(|span| Panel::new(span, prompt, found))
         .collect();
     let (corners, bottom) = flow(&panels);
@@ -103,7 +103,7 @@ fn draw_sequence(area: &Area<'_>, prompt: &ExpandedPrompt, found: &PositionIds) 
         .color(&GREY)
         .pos(Pos::new(HPos::Center, VPos::Top));
     for span in &prompt.spans {
-        if matches!(span.segment, Segment::Text(_)) {
+        if matches!(span.part, PromptPart::Text(_)) {
             continue;
         }
         let (start, end) = (span.tokens.start as f64 - 0.5, span.tokens.end as f64 - 0.5);
@@ -185,7 +185,7 @@ impl Map {
 }
 
 impl Panel {
-    fn new(span: &Span, prompt: &ExpandedPrompt, found: &PositionIds) -> Self {
+    fn new(span: &PartTokens, prompt: &ExpandedPrompt, found: &PositionIds) -> Self {
         let [frames, height, width] = span.merged;
         let placeholders = prompt.shown(span);
         let of = |axis: usize, tokens: &[usize]| -> Vec<f64> {

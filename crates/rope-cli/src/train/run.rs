@@ -16,8 +16,8 @@ use super::options::TrainArgs;
 use super::plots;
 use super::report::{Files, Report};
 use crate::device::Compute;
+use crate::memory;
 use crate::stdio::{note, stdout};
-use crate::{files, memory};
 
 const MODEL: &str = "model.safetensors";
 const CURVES: &str = "curves.svg";
@@ -75,7 +75,8 @@ pub(crate) fn run(args: &TrainArgs) -> Result<()> {
         .model()
         .save_into(&mut store)
         .map_err(TrainError::file("write", &files.model))?;
-    files::share(&files.model).map_err(TrainError::file("write", &files.model))?;
+    plain_files::share(&files.model)
+        .map_err(|error| TrainError::file("write", &files.model)(error.cause))?;
     let (test, blind) = trainer.test(args.test_questions)?;
     // The report does not depend on the plots, nor they on its reader.
     let curves = plots::curves(&files.curves, trainer.history(), &test, blind);

@@ -36,7 +36,7 @@ const PLANNED: f64 = 0.05;
 const WIDER: u64 = 4;
 const STOPPED_STEPS: usize = 8;
 
-fn program(arguments: &str) -> Command {
+pub(super) fn program(arguments: &str) -> Command {
     let arguments: Vec<&str> = arguments.split_whitespace().collect();
     let mut command = command(&arguments);
     command.current_dir(fixtures().join("workflow"));
@@ -44,7 +44,7 @@ fn program(arguments: &str) -> Command {
 }
 
 /// Output and messages of a run that succeeds.
-fn done(arguments: &str) -> Result<(Vec<u8>, String), String> {
+pub(super) fn done(arguments: &str) -> Result<(Vec<u8>, String), String> {
     let output = program(arguments).output().expect("the program starts");
     let told = text(&output.stderr);
     if output.status.success() {

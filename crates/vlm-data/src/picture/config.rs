@@ -1,8 +1,10 @@
-//! The families, and a model folder's settings for pictures.
+//! A model folder's settings for pictures.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use serde_json::Value;
+use vlm_family::{FAMILIES, Family, ProcessorClass, ResizeRule};
 
 use crate::{Result, VlmDataError};
 
@@ -24,27 +26,6 @@ pub enum Backend {
     Pil12_2,
     /// The same with Pillow before 12.2: rows come first.
     PilBefore12_2,
-}
-
-/// The rule for the size of a resized picture; see [`smart_resize`](super::smart_resize()).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ResizeRule {
-    /// Qwen2-VL to Qwen3.5.
-    Qwen,
-    /// GLM-4.1V and GLM-4.6V.
-    Glm,
-}
-
-/// The notation of places in pictures in a family's texts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BoxForm {
-    /// `<|box_start|>(x1,y1),(x2,y2)<|box_end|>`, from 0 to 1000 of the picture's sides, and names
-    /// as `<|object_ref_start|>cat<|object_ref_end|>`.
-    Marked,
-    /// `[x1, y1, x2, y2]`, pixels of the resized picture.
-    Pixels,
-    /// `[x1, y1, x2, y2]`, from 0 to 1000 of the picture's sides.
-    Thousandths,
 }
 
 /// The conversion of pictures to patches.
@@ -77,162 +58,9 @@ pub struct PictureConfig {
     pub backend: Backend,
 }
 
-/// A family of models that process pictures in the same way: a row of [`FAMILIES`].
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Family {
-    /// Its name.
-    pub name: &'static str,
-    /// The `model_type` of its configurations.
-    pub model_types: &'static [&'static str],
-    /// The rule for the size of a resized picture.
-    pub rule: ResizeRule,
-    /// Side of a patch in pixels.
-    pub patch_size: usize,
-    /// The least and the largest area in the published files, in pixels.
-    pub limits: [u64; 2],
-    /// Mean and standard deviation of each colour, in units of levels from 0 to 1.
-    pub colours: [[f64; 3]; 2],
-    /// The notation of places in pictures.
-    pub boxes: BoxForm,
-}
-
-/// Mean and standard deviation of CLIP's training pictures.
-const CLIP: [[f64; 3]; 2] = [
-    [0.48145466, 0.4578275, 0.40821073],
-    [0.26862954, 0.26130258, 0.27577711],
-];
-const HALF: [[f64; 3]; 2] = [[0.5; 3]; 2];
-
-/// The families, with the values of their published `preprocessor_config.json`.
-pub const FAMILIES: [Family; 5] = [
-    Family {
-        name: "Qwen2-VL",
-        model_types: &["qwen2_vl"],
-        rule: ResizeRule::Qwen,
-        patch_size: 14,
-        limits: [3136, 12_845_056],
-        colours: CLIP,
-        boxes: BoxForm::Marked,
-    },
-    Family {
-        name: "Qwen2.5-VL",
-        model_types: &["qwen2_5_vl"],
-        rule: ResizeRule::Qwen,
-        patch_size: 14,
-        limits: [3136, 12_845_056],
-        colours: CLIP,
-        boxes: BoxForm::Pixels,
-    },
-    Family {
-        name: "Qwen3-VL",
-        model_types: &["qwen3_vl", "qwen3_vl_moe"],
-        rule: ResizeRule::Qwen,
-        patch_size: 16,
-        limits: [65_536, 16_777_216],
-        colours: HALF,
-        boxes: BoxForm::Thousandths,
-    },
-    Family {
-        name: "Qwen3.5",
-        model_types: &["qwen3_5", "qwen3_5_moe"],
-        rule: ResizeRule::Qwen,
-        patch_size: 16,
-        limits: [65_536, 16_777_216],
-        colours: HALF,
-        boxes: BoxForm::Thousandths,
-    },
-    Family {
-        name: "GLM-4.1V",
-        model_types: &["glm4v", "glm4v_moe", "glm46v"],
-        rule: ResizeRule::Glm,
-        patch_size: 14,
-        limits: [12_544, 11_760_000],
-        colours: CLIP,
-        boxes: BoxForm::Thousandths,
-    },
-];
-
-/// A processor class of transformers, with the defaults of keys that a file omits.
-struct Class {
-    /// Its names, without the suffixes `Fast` and `Pil`.
-    names: &'static [&'static str],
-    /// The `model_type`s that use it.
-    model_types: &'static [&'static str],
-    rule: ResizeRule,
-    /// `size.shortest_edge` and `size.longest_edge`.
-    limits: [u64; 2],
-    /// True if it reads `min_pixels` and `max_pixels`.
-    reads_pixels: bool,
-    patch_size: usize,
-    colours: [[f64; 3]; 2],
-}
-
-const IMAGE_CLASSES: [Class; 2] = [
-    Class {
-        names: &[
-            "Qwen2VLImageProcessor",
-            "Qwen2_5_VLImageProcessor",
-            "Qwen3VLImageProcessor",
-        ],
-        model_types: &[
-            "qwen2_vl",
-            "qwen2_5_vl",
-            "qwen3_vl",
-            "qwen3_vl_moe",
-            "qwen3_5",
-            "qwen3_5_moe",
-        ],
-        rule: ResizeRule::Qwen,
-        limits: [3136, 1_003_520],
-        reads_pixels: true,
-        patch_size: 14,
-        colours: CLIP,
-    },
-    Class {
-        names: &["Glm4vImageProcessor", "Glm46VImageProcessor"],
-        model_types: &["glm4v", "glm4v_moe", "glm46v"],
-        rule: ResizeRule::Glm,
-        limits: [12_544, 11_760_000],
-        reads_pixels: false,
-        patch_size: 14,
-        colours: CLIP,
-    },
-];
-
-const VIDEO_CLASSES: [Class; 3] = [
-    Class {
-        names: &["Qwen2VLVideoProcessor", "Qwen2_5_VLVideoProcessor"],
-        model_types: &["qwen2_vl", "qwen2_5_vl"],
-        rule: ResizeRule::Qwen,
-        limits: [100_352, 602_112],
-        reads_pixels: true,
-        patch_size: 14,
-        colours: CLIP,
-    },
-    // Its limits apply to all frames together, as GLM's do.
-    Class {
-        names: &["Qwen3VLVideoProcessor"],
-        model_types: &["qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"],
-        rule: ResizeRule::Glm,
-        limits: [131_072, 786_432],
-        reads_pixels: false,
-        patch_size: 16,
-        colours: HALF,
-    },
-    Class {
-        names: &["Glm4vVideoProcessor", "Glm46VVideoProcessor"],
-        model_types: &["glm4v", "glm4v_moe", "glm46v"],
-        rule: ResizeRule::Glm,
-        limits: [12_544, 47_040_000],
-        reads_pixels: false,
-        patch_size: 14,
-        colours: CLIP,
-    },
-];
-
 /// One of the two processors of a folder.
 struct Kind {
-    classes: &'static [Class],
+    class: fn(&'static Family) -> &'static ProcessorClass,
     /// The key in `processor_config.json`.
     nested: &'static str,
     /// Its own files; the first that exists is used.
@@ -242,14 +70,14 @@ struct Kind {
 }
 
 const IMAGES: Kind = Kind {
-    classes: &IMAGE_CLASSES,
+    class: |family| &family.pictures,
     nested: "image_processor",
     files: &["preprocessor_config.json"],
     names: &["image_processor_type", "feature_extractor_type"],
 };
 
 const VIDEOS: Kind = Kind {
-    classes: &VIDEO_CLASSES,
+    class: |family| &family.videos,
     nested: "video_processor",
     files: &["video_preprocessor_config.json", "preprocessor_config.json"],
     names: &["video_processor_type"],
@@ -260,51 +88,23 @@ const BICUBIC: u64 = 3;
 /// The size limit of a processor's file, far above any real one.
 const MAX_JSON_BYTES: u64 = 16 << 20;
 
-impl Family {
-    /// Returns the family of a `model_type`.
-    pub fn of(model_type: &str) -> Option<&'static Self> {
-        FAMILIES
-            .iter()
-            .find(|family| family.model_types.contains(&model_type))
-    }
-
-    /// Reads the family from the `config.json` of a folder.
-    ///
-    /// # Errors
-    /// [`VlmDataError::File`] if the file is missing or its model type is not in [`FAMILIES`]
-    pub fn from_folder(folder: impl AsRef<Path>) -> Result<&'static Self> {
-        let path = folder.as_ref().join("config.json");
-        let config = read_json(&path)?.unwrap_or(Value::Null);
-        let model_type = config.get("model_type").and_then(Value::as_str);
-        let family = model_type.and_then(Self::of);
-        family.ok_or_else(|| VlmDataError::File {
-            path,
-            reason: format!(
-                "expected the model_type of {}, found {}",
-                FAMILIES.map(|family| family.name).join(", "),
-                model_type.unwrap_or("none")
-            ),
-        })
-    }
-
-    /// Returns the configuration with the values of the family's published files.
-    pub fn config(&self) -> PictureConfig {
-        PictureConfig {
-            rule: self.rule,
-            patch_size: self.patch_size,
+impl PictureConfig {
+    /// Returns the configuration with the values of a family's published files.
+    pub fn of_family(family: &Family) -> Self {
+        Self {
+            rule: family.pictures.rule,
+            patch_size: family.patch_size,
             temporal_patch_size: 2,
             merge_size: 2,
-            min_pixels: self.limits[0],
-            max_pixels: self.limits[1],
+            min_pixels: family.limits[0],
+            max_pixels: family.limits[1],
             resize: true,
             rescale: Some(1.0 / 255.0),
-            normalize: Some(self.colours),
+            normalize: Some(family.colours),
             backend: Backend::default(),
         }
     }
-}
 
-impl PictureConfig {
     /// Reads the picture configuration of a model folder.
     ///
     /// `image_processor` of `processor_config.json` takes precedence over
@@ -376,7 +176,7 @@ impl PictureConfig {
     ///
     /// # Errors
     /// - [`VlmDataError::Json`]: the text is not JSON
-    /// - [`VlmDataError::UnknownProcessor`]: the class belongs to no family in [`FAMILIES`]
+    /// - [`VlmDataError::UnknownProcessor`]: the class belongs to no family in [`FAMILIES`](vlm_family::FAMILIES)
     /// - [`VlmDataError::Config`]: a value has the wrong type; the two spellings contradict each
     ///   other for GLM, whose class reads only the second; resampling is not bicubic
     /// # Source
@@ -435,6 +235,20 @@ fn wrong(key: &'static str, expected: &'static str, found: &Value) -> VlmDataErr
     }
 }
 
+/// Reads the family from the `config.json` of a folder.
+///
+/// # Errors
+/// [`VlmDataError::File`] if the file is missing or its model type is unknown
+pub(crate) fn family_of(folder: &Path) -> Result<&'static Family> {
+    let path = folder.join("config.json");
+    let config = read_json(&path)?.unwrap_or(Value::Null);
+    let model_type = config.get("model_type").and_then(Value::as_str);
+    Family::of(model_type.unwrap_or_default()).map_err(|unknown| VlmDataError::File {
+        path,
+        reason: unknown.to_string(),
+    })
+}
+
 /// The contents of a file, or `None` if there is none.
 fn read_json(path: &Path) -> Result<Option<Value>> {
     let text = match plain_files::read_text(path, MAX_JSON_BYTES) {
@@ -456,7 +270,11 @@ fn class_name<'a>(value: &'a Value, kind: &Kind) -> Option<&'a str> {
     kind.names.iter().find_map(|&key| value.get(key)?.as_str())
 }
 
-fn class_of(kind: &Kind, value: &Value, model_type: Option<&str>) -> Result<&'static Class> {
+fn class_of(
+    kind: &Kind,
+    value: &Value,
+    model_type: Option<&str>,
+) -> Result<&'static ProcessorClass> {
     let named = class_name(value, kind);
     let class = match named {
         Some(name) => {
@@ -464,29 +282,25 @@ fn class_of(kind: &Kind, value: &Value, model_type: Option<&str>) -> Result<&'st
                 .strip_suffix("Fast")
                 .or(name.strip_suffix("Pil"))
                 .unwrap_or(name);
-            kind.classes
-                .iter()
-                .find(|class| class.names.contains(&name))
+            let mut classes = FAMILIES.iter().map(kind.class);
+            classes.find(|class| class.names.contains(&name))
         }
-        None => model_type.and_then(|model_type| {
-            kind.classes
-                .iter()
-                .find(|class| class.model_types.contains(&model_type))
-        }),
+        None => model_type.and_then(|model_type| Family::of(model_type).ok().map(kind.class)),
     };
-    class.ok_or_else(|| VlmDataError::UnknownProcessor {
-        found: named.or(model_type).unwrap_or("without a name").to_owned(),
-        known: kind
-            .classes
+    class.ok_or_else(|| {
+        let known = FAMILIES
             .iter()
-            .flat_map(|class| class.names)
-            .copied()
-            .collect(),
+            .flat_map(|family| (kind.class)(family).names);
+        let known: BTreeSet<&str> = known.copied().collect();
+        VlmDataError::UnknownProcessor {
+            found: named.or(model_type).unwrap_or("without a name").to_owned(),
+            known: known.into_iter().collect(),
+        }
     })
 }
 
 /// The least and the largest area.
-fn limits(value: &Value, class: &Class) -> Result<[u64; 2]> {
+fn limits(value: &Value, class: &ProcessorClass) -> Result<[u64; 2]> {
     const KEYS: [[&str; 2]; 2] = [
         ["min_pixels", "size.shortest_edge"],
         ["max_pixels", "size.longest_edge"],

@@ -5,10 +5,10 @@
 //! transformers' `pixel_values` and row of `image_grid_thw`, bit for bit.
 //!
 //! ```
-//! use vlm_data::picture::{Family, Picture, PictureProcessor};
+//! use vlm_data::picture::{Family, Picture, PictureConfig, PictureProcessor};
 //!
 //! let family = Family::of("qwen3_vl").expect("a family of the table");
-//! let processor = PictureProcessor::new(family.config())?;
+//! let processor = PictureProcessor::new(PictureConfig::of_family(family))?;
 //! let picture = Picture::from_rgb(640, 480, vec![127; 3 * 640 * 480])?;
 //! let patches = processor.patches(&picture)?;
 //! assert_eq!(patches.grid, [1, 30, 40]);
@@ -20,7 +20,7 @@
 //! | module | contents |
 //! |---|---|
 //! | `read` | a file's pixels as RGB; `jpeg`, `png`, `gif`, `bmp`, `orientation` and `colour` are its parts |
-//! | `config` | the families, and the settings of a model folder |
+//! | `config` | the settings of a model folder |
 //! | `smart_resize` | the size that a picture is resized to |
 //! | `resample` | resizing, in the integers of torchvision and of PIL |
 //! | `patches` | the whole conversion: resizing, normalising and cutting into patches |
@@ -37,8 +37,10 @@ mod read;
 mod resample;
 mod smart_resize;
 
-pub use config::{Backend, BoxForm, FAMILIES, Family, PictureConfig, ResizeRule};
+pub(crate) use config::family_of;
+pub use config::{Backend, PictureConfig};
 pub use patches::{Patches, PictureProcessor};
 pub use read::{Alpha, Picture, ReadOptions};
 pub(crate) use read::{Contents, KeptFile, Wanted, contents, in_file};
 pub use smart_resize::smart_resize;
+pub use vlm_family::{BoxForm, FAMILIES, Family, ResizeRule};

@@ -2,7 +2,7 @@
 
 use crate::{Result, VlmDataError};
 
-use super::config::ResizeRule;
+use vlm_family::ResizeRule;
 
 /// The longer side may be this many times the shorter one.
 const MAX_RATIO: u32 = 200;

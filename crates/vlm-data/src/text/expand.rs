@@ -3,48 +3,11 @@
 
 use std::ops::Range;
 
+use vlm_family::MediaStyle;
+
 use super::error::RecordProblem;
 
 type Result<T> = std::result::Result<T, RecordProblem>;
-
-/// The notation of pictures and videos in a family's text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MediaStyle {
-    /// Qwen2-VL and Qwen2.5-VL: one run of pads for a picture, and one for a video.
-    Qwen2,
-    /// Qwen3-VL and Qwen3.5: a video is, for each temporal patch, its time and a separate run of
-    /// pads between vision start and vision end.
-    Qwen3,
-    /// GLM-4.1V: a video is, for each temporal patch, a picture and its second.
-    Glm,
-}
-
-impl MediaStyle {
-    /// The style of a `model_type` of config.json, if it is known.
-    #[must_use]
-    pub fn of_model_type(model_type: &str) -> Option<Self> {
-        match model_type {
-            "qwen2_vl" | "qwen2_5_vl" => Some(Self::Qwen2),
-            "qwen3_vl" | "qwen3_vl_moe" | "qwen3_5" | "qwen3_5_moe" => Some(Self::Qwen3),
-            "glm4v" | "glm4v_moe" => Some(Self::Glm),
-            _ => None,
-        }
-    }
-
-    pub(super) fn image_pad(self) -> &'static str {
-        match self {
-            Self::Qwen2 | Self::Qwen3 => "<|image_pad|>",
-            Self::Glm => "<|image|>",
-        }
-    }
-
-    pub(super) fn video_pad(self) -> &'static str {
-        match self {
-            Self::Qwen2 | Self::Qwen3 => "<|video_pad|>",
-            Self::Glm => "<|video|>",
-        }
-    }
-}
 
 /// The patches of a picture or video.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,9 +7,11 @@
 use std::ops::Range;
 use std::path::Path;
 
+use vlm_family::{Family, MediaStyle};
+
 use super::account::account;
 use super::error::{RecordProblem, Result, TextError};
-use super::expand::{Grid, Grids, MediaStyle, Padded, VideoGrid, pad};
+use super::expand::{Grid, Grids, Padded, VideoGrid, pad};
 use super::format::{Conversation, Message, Part, Role};
 use super::json::Json;
 use super::template::{ChatTemplate, RenderOptions, each_string};
@@ -206,12 +208,7 @@ impl TextEncoder {
             .get("model_type")
             .and_then(Json::as_str)
             .unwrap_or("");
-        let style = MediaStyle::of_model_type(model_type).ok_or_else(|| {
-            error(format!(
-                "model type {model_type:?} is unknown; expected Qwen2-VL, Qwen2.5-VL, Qwen3-VL, \
-                 Qwen3.5 or GLM-4.1V"
-            ))
-        })?;
+        let family = Family::of(model_type).map_err(|unknown| error(unknown.to_string()))?;
         let merge = config
             .get("vision_config")
             .and_then(|vision| vision.get("spatial_merge_size"));
@@ -221,7 +218,12 @@ impl TextEncoder {
             Some(other) => return Err(error(format!("spatial_merge_size is {other:?}"))),
         };
         let template = ChatTemplate::from_folder(folder)?;
-        Self::new(Tokenizer::from_folder(folder)?, template, style, merge)
+        Self::new(
+            Tokenizer::from_folder(folder)?,
+            template,
+            family.style,
+            merge,
+        )
     }
 
     /// Combines the parts. `merge` is the side of the square of patches that becomes one token.

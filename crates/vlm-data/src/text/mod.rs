@@ -37,7 +37,7 @@ pub mod template;
 pub mod tokenizer;
 
 pub use error::{RecordProblem, Result, TextError};
-pub use expand::{Grid, Grids, MediaStyle, VideoGrid};
+pub use expand::{Grid, Grids, VideoGrid};
 pub use format::{
     Conversation, Conversations, DataIndex, DataReader, FileOptions, Format, Message, Part, Role,
     read,
@@ -45,3 +45,4 @@ pub use format::{
 pub use labels::{EncodeOptions, IGNORED, LabelRule, Overlong, Sample, TextEncoder, Trained};
 pub use template::{ChatTemplate, RenderOptions};
 pub use tokenizer::Tokenizer;
+pub use vlm_family::MediaStyle;

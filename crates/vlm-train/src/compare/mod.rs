@@ -9,11 +9,14 @@ mod suspect;
 
 use std::fmt;
 
+use serde::Serialize;
+
 use self::facts::Facts;
 use crate::record::StepRecord;
 
 /// The part of a step that an item belongs to, in causal order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Stage {
     /// Tokens, labels, position ids, pictures.
     Input,
@@ -25,6 +28,17 @@ pub enum Stage {
     Backward,
     /// The changes of parameters in the step.
     Update,
+}
+
+impl Stage {
+    /// All stages, in causal order.
+    pub const ALL: [Self; 5] = [
+        Self::Input,
+        Self::Weight,
+        Self::Forward,
+        Self::Backward,
+        Self::Update,
+    ];
 }
 
 impl fmt::Display for Stage {
@@ -40,7 +54,7 @@ impl fmt::Display for Stage {
 }
 
 /// An item in both records, over all samples of the batch.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
     /// Its stage.
     pub stage: Stage,
@@ -52,6 +66,7 @@ pub struct Row {
     /// side has an infinite element or NaN at some place.
     pub difference: f64,
     /// The largest difference explained by the types' rounding.
+    #[serde(rename = "rounding")]
     pub allowed: f64,
 }
 
@@ -63,7 +78,7 @@ impl Row {
 }
 
 /// A kind of fault.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Fault {
     /// Different tokens, labels or pictures.
     Data,
@@ -155,7 +170,7 @@ impl Fault {
 }
 
 /// The suspected cause of the difference between two steps.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Suspicion {
     /// The kind of fault.
     pub fault: Fault,

@@ -1,4 +1,4 @@
-//! The description of a prompt, and the tokens it stands for.
+//! A prompt described by its parts, and the tokens that a family's processor would make of them.
 
 use std::ops::Range;
 use std::path::Path;
@@ -7,23 +7,37 @@ use rope_core::position_ids::{PositionRules, Prompt, Rows};
 use serde::Deserialize;
 
 /// Longest prompt: more than any model reads, and less than memory holds.
-pub(super) const MAX_TOKENS: usize = 1 << 24;
+pub const MAX_TOKENS: usize = 1 << 24;
 
-/// Sequences of segments.
+/// Sequences of parts.
+///
+/// # Examples
+/// ```
+/// use rope_check::prompt::PromptDescription;
+/// use rope_core::position_ids::{PositionRules, TokenIds};
+///
+/// let parts = ["text:2", "image:4x4"].map(str::to_owned);
+/// let rules = PositionRules::new("qwen2_vl", TokenIds::new(-1, -1)).expect("a family");
+/// let prompt = PromptDescription::read(&parts)?.lay_out(&rules, 6)?;
+/// // Two tokens of text, and four merged patches between two marks.
+/// assert_eq!(prompt.kinds, [0, 0, 0, 1, 1, 1, 1, 0]);
+/// # Ok::<(), String>(())
+/// ```
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Description {
+pub struct PromptDescription {
     /// Hugging Face's model type.
-    pub(super) model: Option<String>,
-    sequences: Vec<Vec<Segment>>,
+    pub model: Option<String>,
+    sequences: Vec<Vec<PromptPart>>,
 }
 
 /// A part of a prompt. Grids are T, H and W in patches.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
-#[serde(try_from = "RawSegment")]
-pub(super) enum Segment {
+#[serde(try_from = "RawPart")]
+pub enum PromptPart {
     /// Tokens.
     Text(usize),
+    /// A picture.
     Image([usize; 3]),
     /// With the seconds that a temporal patch takes.
     Video([usize; 3], f64),
@@ -33,7 +47,7 @@ pub(super) enum Segment {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct RawSegment {
+struct RawPart {
     text: Option<usize>,
     image: Option<[usize; 3]>,
     video: Option<[usize; 3]>,
@@ -41,10 +55,10 @@ struct RawSegment {
     audio: Option<usize>,
 }
 
-impl TryFrom<RawSegment> for Segment {
+impl TryFrom<RawPart> for PromptPart {
     type Error = &'static str;
 
-    fn try_from(raw: RawSegment) -> Result<Self, Self::Error> {
+    fn try_from(raw: RawPart) -> Result<Self, Self::Error> {
         match (
             raw.text,
             raw.image,
@@ -63,7 +77,7 @@ impl TryFrom<RawSegment> for Segment {
     }
 }
 
-impl Segment {
+impl PromptPart {
     fn parse(text: &str) -> Option<Self> {
         let (kind, what) = text.split_once(':')?;
         let grid = |what: &str| {
@@ -93,12 +107,15 @@ impl Segment {
     }
 }
 
-impl Description {
-    /// Segments, or one file.
-    pub(super) fn read(arguments: &[String]) -> Result<Self, String> {
-        let parsed: Vec<Option<Segment>> = arguments
+impl PromptDescription {
+    /// Reads parts, such as `text:7`, or one file of JSON.
+    ///
+    /// # Errors
+    /// A message, if an argument is no part, or the file cannot be read or describes no prompt.
+    pub fn read(arguments: &[String]) -> Result<Self, String> {
+        let parsed: Vec<Option<PromptPart>> = arguments
             .iter()
-            .map(|argument| Segment::parse(argument))
+            .map(|argument| PromptPart::parse(argument))
             .collect();
         if let ([path], [None]) = (arguments, &parsed[..])
             && (path.ends_with(".json") || Path::new(path).is_file())
@@ -108,7 +125,7 @@ impl Description {
             return serde_json::from_str(&text)
                 .map_err(|error| format!("{path} does not describe a prompt: {error}"));
         }
-        let segment = |(parsed, argument): (Option<Segment>, &String)| {
+        let segment = |(parsed, argument): (Option<PromptPart>, &String)| {
             parsed.ok_or_else(|| {
                 format!(
                     "{argument:?} is no segment; expected text:7, image:8x12, video:4x8x8, \
@@ -123,8 +140,12 @@ impl Description {
         })
     }
 
-    /// The tokens that a family's processor would make.
-    pub(super) fn lay_out(
+    /// The tokens that a family's processor would make, with `timestamp_tokens` of text before each
+    /// frame of a video in a family with a block per frame.
+    ///
+    /// # Errors
+    /// A message, if a grid does not divide into merged patches, or there are no or too many tokens.
+    pub fn lay_out(
         &self,
         rules: &PositionRules,
         timestamp_tokens: usize,
@@ -149,42 +170,48 @@ impl Description {
 
 /// The tokens of a prompt.
 #[derive(Debug, Default)]
-pub(super) struct ExpandedPrompt {
+pub struct ExpandedPrompt {
     input_ids: Vec<i64>,
     /// Token types: 0 text, 1 image, 2 video, 3 audio.
-    pub(super) kinds: Vec<i64>,
-    pub(super) cu_seqlens: Vec<usize>,
-    pub(super) spans: Vec<Span>,
+    pub kinds: Vec<i64>,
+    /// The first token of each sequence, and the number of all tokens.
+    pub cu_seqlens: Vec<usize>,
+    /// The tokens of each part that has any.
+    pub spans: Vec<PartTokens>,
     image_grids: Vec<[usize; 3]>,
     video_grids: Vec<[usize; 3]>,
     seconds_per_grid: Vec<f64>,
 }
 
-/// The tokens of one segment, including its start and end tokens.
+/// The tokens of one part, including its start and end tokens.
 #[derive(Clone, Debug)]
-pub(super) struct Span {
-    pub(super) segment: Segment,
-    pub(super) tokens: Range<usize>,
+pub struct PartTokens {
+    /// The part.
+    pub part: PromptPart,
+    /// Its tokens.
+    pub tokens: Range<usize>,
     /// Merged patches along T, H and W; zeros where there is no grid.
-    pub(super) merged: [usize; 3],
+    pub merged: [usize; 3],
     /// From 1, among the segments of its kind.
     index: usize,
 }
 
-impl Span {
-    pub(super) fn name(&self) -> String {
-        let kind = match self.segment {
-            Segment::Text(_) => return "text".to_owned(),
-            Segment::Image(_) => "image",
-            Segment::Video(..) => "video",
-            Segment::Audio(_) => "audio",
+impl PartTokens {
+    /// The kind of the part and its number.
+    pub fn name(&self) -> String {
+        let kind = match self.part {
+            PromptPart::Text(_) => return "text".to_owned(),
+            PromptPart::Image(_) => "image",
+            PromptPart::Video(..) => "video",
+            PromptPart::Audio(_) => "audio",
         };
         format!("{kind} {}", self.index)
     }
 }
 
 impl ExpandedPrompt {
-    pub(super) fn prompt(&self) -> Prompt<'_> {
+    /// The prompt, for the rules of position ids.
+    pub fn prompt(&self) -> Prompt<'_> {
         Prompt {
             input_ids: &self.input_ids,
             rows: Rows::Packed(&self.cu_seqlens),
@@ -197,8 +224,8 @@ impl ExpandedPrompt {
     }
 
     /// The placeholders of a span, or its text.
-    pub(super) fn shown(&self, span: &Span) -> Vec<usize> {
-        let is_text = matches!(span.segment, Segment::Text(_));
+    pub fn shown(&self, span: &PartTokens) -> Vec<usize> {
+        let is_text = matches!(span.part, PromptPart::Text(_));
         let tokens = span.tokens.clone();
         tokens
             .filter(|token| is_text || self.kinds[*token] != 0)
@@ -211,7 +238,7 @@ impl ExpandedPrompt {
     /// If its grid does not divide into merged patches, or the prompt would be too long.
     fn add(
         &mut self,
-        segment: Segment,
+        segment: PromptPart,
         rules: &PositionRules,
         timestamp_tokens: usize,
     ) -> Result<(), String> {
@@ -234,14 +261,14 @@ impl ExpandedPrompt {
         };
         let mut merged = [0; 3];
         match segment {
-            Segment::Text(tokens) => self.push(0, tokens)?,
-            Segment::Audio(frames) => self.between_markers(3, &[frames])?,
-            Segment::Image(grid) => {
+            PromptPart::Text(tokens) => self.push(0, tokens)?,
+            PromptPart::Audio(frames) => self.between_markers(3, &[frames])?,
+            PromptPart::Image(grid) => {
                 merged = merge(grid, 1)?;
                 self.image_grids.push(grid);
                 self.between_markers(1, &merged)?;
             }
-            Segment::Video(grid, seconds) => {
+            PromptPart::Video(grid, seconds) => {
                 merged = merge(grid, temporal)?;
                 self.video_grids.push(grid);
                 self.seconds_per_grid.push(seconds);
@@ -255,12 +282,12 @@ impl ExpandedPrompt {
                 }
             }
         }
-        let same_kind = |span: &&Span| {
-            std::mem::discriminant(&span.segment) == std::mem::discriminant(&segment)
+        let same_kind = |span: &&PartTokens| {
+            std::mem::discriminant(&span.part) == std::mem::discriminant(&segment)
         };
         if self.kinds.len() > start {
-            self.spans.push(Span {
-                segment,
+            self.spans.push(PartTokens {
+                part: segment,
                 tokens: start..self.kinds.len(),
                 merged,
                 index: self.spans.iter().filter(same_kind).count() + 1,
@@ -301,7 +328,7 @@ mod tests {
     fn prompt(model: &str, segments: &[&str]) -> ExpandedPrompt {
         let rules = PositionRules::new(model, TokenIds::new(-1, -1)).expect("family is known");
         let segments: Vec<String> = segments.iter().map(|s| s.to_string()).collect();
-        let description = Description::read(&segments).expect("segments parse");
+        let description = PromptDescription::read(&segments).expect("segments parse");
         description.lay_out(&rules, 3).expect("grids divide")
     }
 
@@ -324,7 +351,7 @@ mod tests {
             "video:2x4x4@fast",
             "smell:3",
         ] {
-            let error = Description::read(&[wrong.to_owned()]).expect_err(wrong);
+            let error = PromptDescription::read(&[wrong.to_owned()]).expect_err(wrong);
             assert!(error.contains(wrong), "{error}");
         }
         for huge in [
@@ -333,11 +360,11 @@ mod tests {
             "audio:16777216",
         ] {
             let rules = PositionRules::new("qwen2_vl", TokenIds::new(-1, -1)).expect("known");
-            let description = Description::read(&[huge.to_owned()]).expect("a segment");
+            let description = PromptDescription::read(&[huge.to_owned()]).expect("a segment");
             let error = description.lay_out(&rules, 6).expect_err(huge);
             assert!(error.contains("at most 16777216 tokens"), "{error}");
         }
         let both = r#"{"sequences": [[{"text": 1, "image": [1, 2, 2]}]]}"#;
-        assert!(serde_json::from_str::<Description>(both).is_err());
+        assert!(serde_json::from_str::<PromptDescription>(both).is_err());
     }
 }

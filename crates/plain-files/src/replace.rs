@@ -1,4 +1,5 @@
-//! Files that a command writes: replaced whole or not at all.
+//! Files that a user names for results: replaced whole or not at all, through links, with their
+//! permissions.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -6,11 +7,18 @@ use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-/// Writes a file. An earlier one keeps its content until the new one is complete.
+use crate::error::{FileError, Result};
+
+/// Writes a file of results. An earlier one keeps its content until the new one is complete, and its
+/// permissions; a link leads to the same file as before; a pipe or device is written to.
 ///
 /// # Errors
-/// If it cannot be written; the earlier file is as it was then.
-pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
+/// [`Cause::System`](crate::Cause::System); the earlier file is as it was then.
+pub fn replace(path: &Path, content: &[u8]) -> Result<()> {
+    replace_target(path, content).map_err(FileError::of("write", path))
+}
+
+fn replace_target(path: &Path, content: &[u8]) -> io::Result<()> {
     // Replaces the target of a link, not the link.
     let target = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let earlier = target.metadata().ok();
@@ -45,12 +53,15 @@ pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
 /// temporary file leaves it to its owner alone.
 ///
 /// # Errors
-/// If no file can be created there, or the permissions cannot be set.
-pub(crate) fn share(path: &Path) -> io::Result<()> {
+/// [`Cause::System`](crate::Cause::System)
+pub fn share(path: &Path) -> Result<()> {
     let partial = partial(path);
-    let permissions = File::create_new(&partial)?.metadata()?.permissions();
-    fs::remove_file(&partial)?;
-    fs::set_permissions(path, permissions)
+    let shared = || {
+        let permissions = File::create_new(&partial)?.metadata()?.permissions();
+        fs::remove_file(&partial)?;
+        fs::set_permissions(path, permissions)
+    };
+    shared().map_err(FileError::of("write", path))
 }
 
 /// Where the content is written before it has its name: a name that nobody can have put a link at,
@@ -59,13 +70,14 @@ fn partial(target: &Path) -> PathBuf {
     let random = RandomState::new().build_hasher().finish();
     let mut name = OsString::from(".");
     name.push(target.file_name().unwrap_or_default());
-    name.push(format!(".{random:016x}.mrope-partial"));
+    name.push(format!(".{random:016x}.partial"));
     target.with_file_name(name)
 }
 
 /// True if two paths name one file, so that writing one loses the other. Pipes and devices take
 /// both.
-pub(crate) fn is_same(a: &Path, b: &Path) -> bool {
+#[must_use]
+pub fn is_same(a: &Path, b: &Path) -> bool {
     let is_kept = a.metadata().map_or(true, |found| found.is_file());
     is_kept && identity(a).is_some_and(|a| Some(a) == identity(b))
 }

@@ -1,0 +1,92 @@
+//! Each row of `vlm_family` from a data file to an answer, and the model types that no row builds.
+
+use serde_json::{Value, json};
+use vlm_family::{FAMILIES, Family};
+
+use super::Cell;
+use super::commands::{done, program};
+use super::reference::{expected, model};
+use crate::program::{objects, says, text};
+
+/// The keys that `vlm-family/src/example.rs` has other defaults of.
+const EXAMPLE: [[&str; 2]; 3] = [
+    ["text_config", "num_hidden_layers"],
+    ["vision_config", "depth"],
+    ["vision_config", "num_position_embeddings"],
+];
+
+/// The fixtures of a row: those of the family with its rotation.
+fn cell(family: &Family, model_type: &'static str) -> Cell {
+    Cell {
+        family: family.rotation,
+        precision: "f32",
+        command: model_type,
+        data: "mixed",
+    }
+}
+
+/// Gives a configuration a model type. One of no family of its own leaves its own numbers out.
+fn become_type(config: &mut Value, family: &Family, model_type: &str) {
+    config["model_type"] = json!(model_type);
+    for part in ["text_config", "vision_config"] {
+        let stated = config[part]["model_type"].as_str().expect("a type");
+        let stated = stated.replace(family.rotation, model_type);
+        config[part]["model_type"] = json!(stated);
+    }
+    if model_type == "example_vl" {
+        for [part, key] in EXAMPLE {
+            let part = config[part].as_object_mut().expect("an object");
+            part.remove(key).expect("a stated number");
+        }
+    }
+}
+
+#[test]
+fn each_row_goes_from_data_to_an_answer() {
+    assert!(FAMILIES.iter().any(|row| row.model_type == "example_vl"));
+    for family in FAMILIES {
+        let cell = cell(family, family.model_type);
+        let folder = model(&cell, true, |config| {
+            become_type(config, family, family.model_type);
+        });
+        let (folder, out) = (folder.display(), cell.fresh("out"));
+        let check = format!(
+            "data check mixed.jsonl --model {folder} --out {}",
+            out.display()
+        );
+        done(&check).unwrap_or_else(|error| panic!("{}: {error}", family.name));
+        // The page has the position ids.
+        done(&format!("{check} --show 1")).unwrap_or_else(|error| panic!("{error}"));
+        let generate = format!("generate {folder} --data mixed.jsonl --max-new 12 --json");
+        let (given, _) = done(&generate).unwrap_or_else(|error| panic!("{error}"));
+        let rows = expected(&cell, "greedy")["mixed"]["plain"].as_array();
+        let rows = rows.expect("rows").iter().map(|row| &row["tokens"]);
+        let given = objects(&given);
+        let given: Vec<_> = given.iter().map(|answer| &answer["tokens"]).collect();
+        assert_eq!(given, rows.collect::<Vec<_>>(), "{}", family.name);
+    }
+}
+
+#[test]
+fn a_model_type_that_no_model_is_built_of_is_refused_by_data_check_as_by_training() {
+    for family in FAMILIES {
+        for other in family.other_types {
+            let folder = model(&cell(family, other), false, |config| {
+                become_type(config, family, other);
+            });
+            let unknown = Family::built(other).expect_err("no model");
+            for arguments in [
+                format!("data check mixed.jsonl --model {}", folder.display()),
+                format!(
+                    "finetune {} --data mixed.jsonl --out {}",
+                    folder.display(),
+                    folder.join("out").display()
+                ),
+            ] {
+                let output = program(&arguments).output().expect("the program starts");
+                assert_eq!(output.status.code(), Some(1), "{arguments}");
+                says(&text(&output.stderr), &unknown);
+            }
+        }
+    }
+}

@@ -1,0 +1,27 @@
+#![doc = include_str!("../README.md")]
+
+mod family;
+
+pub use family::{
+    BoxForm, Family, MediaStyle, Names, ProcessorClass, Rename, ResizeRule, TextParts, TowerParts,
+    UnknownModelType,
+};
+
+/// Declares the file of each row, and the table.
+macro_rules! families {
+    ($($(#[$condition:meta])? $file:ident,)*) => {
+        $($(#[$condition])? mod $file;)*
+
+        /// All families.
+        pub static FAMILIES: &[Family] = &[$($(#[$condition])? $file::ROW),*];
+    };
+}
+
+families! {
+    qwen2_vl,
+    qwen2_5_vl,
+    qwen3_vl,
+    qwen3_5,
+    glm4v,
+    #[cfg(feature = "example")] example,
+}
