@@ -1,7 +1,9 @@
 //! A linear layer with an adapter, and its gradients, equal a plain computation in f64.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use burn_attention::{Adapter, adapted_linears, has_linear_kernel, linear, scaled_parts};
+use burn_attention::{
+    Adapter, adapted_linears, has_linear_kernel, linear, scaled_parts, wide_linear,
+};
 
 use crate::numbers;
 
@@ -179,6 +181,32 @@ fn check_together([rows, inputs]: [usize; 2], outputs: [usize; 2], dtype: DType,
     }
     let dx_of = x_of.grad(&gradients).expect("tracked");
     near("dx", &dx_of, &dx, [unit, 2.0 * unit]);
+}
+
+#[test]
+fn the_gradient_of_a_wide_layers_weight_keeps_its_digits() {
+    let device = Device::flex().autodiff();
+    let of = |values: [f64; 2], shape: [usize; 2]| {
+        let data = TensorData::new(values.to_vec(), shape);
+        Tensor::<2>::from_data(data, (&device, DType::BF16)).require_grad()
+    };
+    let (x, weight) = (of([1.0, 1.0 / 512.0], [2, 1]), of([3.0, 4.0], [1, 2]));
+    let bias = of([5.0, 6.0], [1, 2]).reshape([2]).detach().require_grad();
+    let y = wide_linear(x.clone(), weight.clone(), Some(bias.clone())).expect("it fits");
+    let found: Vec<f32> = y.clone().inner().into_data().iter().collect();
+    assert_eq!(found, [8.0, 10.0, 5.0, 6.0]);
+    let gradients = y.sum().backward();
+    let gradient = weight.grad(&gradients).expect("tracked");
+    assert_eq!(gradient.dtype(), DType::F32);
+    let sum = 1.0 + 1.0 / 512.0;
+    assert_eq!(
+        gradient.into_data().iter::<f32>().collect::<Vec<_>>(),
+        [sum; 2]
+    );
+    let of_bias = bias.grad(&gradients).expect("tracked").into_data();
+    assert_eq!(of_bias.iter::<f32>().collect::<Vec<_>>(), [2.0; 2]);
+    let of_x = x.grad(&gradients).expect("tracked").into_data();
+    assert_eq!(of_x.iter::<f32>().collect::<Vec<_>>(), [7.0; 2]);
 }
 
 #[test]

@@ -75,6 +75,67 @@ fn a_run_on_an_npu_ends_with_its_memory_and_where_operations_ran() {
     }
 }
 
+/// Operators and launches of this crate's kernels in a step, by a run of two steps and one of one.
+#[cfg(feature = "ascend-sim")]
+fn operators_of_a_step(layers: usize, options: &str) -> i64 {
+    let count = |steps: usize| {
+        let out = folder(&format!("finetune-operators-{layers}-{steps}"));
+        std::fs::create_dir_all(&out).expect("a folder");
+        let model = out.join("model");
+        std::fs::create_dir(&model).expect("a folder");
+        for file in std::fs::read_dir(example().join("model")).expect("the model") {
+            let file = file.expect("a file").path();
+            let name = file.file_name().expect("a name").to_owned();
+            std::fs::copy(&file, model.join(name)).expect("a copy");
+        }
+        let config = std::fs::read_to_string(model.join("config.json")).expect("a config");
+        let mut config: serde_json::Value = serde_json::from_str(&config).expect("JSON");
+        config["text_config"]["num_hidden_layers"] = layers.into();
+        std::fs::write(model.join("config.json"), config.to_string()).expect("written");
+        let files = ["operators", "launches"].map(|name| out.join(name));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_mrope"));
+        let done = command
+            .current_dir(example())
+            .env("ASCEND_SIM_OPERATORS", &files[0])
+            .env("ASCEND_SIM_LAUNCHES", &files[1])
+            // Each call has a first phase, which is what is recorded.
+            .env("ASCEND_SIM_LACKS", "aclSetAclOpExecutorRepeatable")
+            .args([
+                "finetune",
+                "--random-weights",
+                "--data",
+                "train.jsonl",
+                "--batch",
+                "2",
+            ])
+            .args(["--device", "ascend-sim", "--precision", "bf16", "--steps"])
+            .arg(steps.to_string())
+            .arg("--out")
+            .arg(out.join("run"))
+            .arg(&model)
+            .args(options.split_whitespace())
+            .output()
+            .expect("the program starts");
+        assert!(done.status.success(), "{}", text(&done.stderr));
+        let [operators, launches] = files.map(|file| std::fs::read_to_string(file).expect("lines"));
+        let launches = launches.lines().filter(|line| line.contains(" rope_"));
+        (operators.lines().count() + launches.count()) as i64
+    };
+    count(2) - count(1)
+}
+
+/// `benches/npu_step.py` lists them.
+#[cfg(feature = "ascend-sim")]
+#[test]
+fn a_decoder_layer_in_a_step_on_an_npu_takes_a_hundred_operators_and_launches() {
+    let [two, four] = [2, 4].map(|layers| operators_of_a_step(layers, ""));
+    let of_layer = (four - two) / 2;
+    assert!(
+        (50..=100).contains(&of_layer),
+        "{of_layer}, of two layers {two}, of four {four}"
+    );
+}
+
 #[test]
 fn a_run_leaves_an_adapter_and_another_does_not_replace_it() {
     let out = folder("finetune-adapter");

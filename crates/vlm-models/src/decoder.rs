@@ -69,23 +69,30 @@ impl Decoder {
             .layers
             .iter_mut()
             .filter_map(|layer| layer.self_attn.as_mut());
-        let norms = attention.flat_map(|x| x.q_norm.iter_mut().chain(x.k_norm.iter_mut()));
-        let is_waiting = |norm: &&mut RmsNorm| {
-            norm.wide_weight.is_none() && !norm.weight.val().is_require_grad()
-        };
-        let norms: Vec<&mut RmsNorm> = norms.filter(is_waiting).collect();
-        let weights: Vec<_> = norms.iter().map(|norm| norm.weight.val()).collect();
-        let lengths: Vec<usize> = weights.iter().map(|weight| weight.dims()[0]).collect();
-        let is_narrow = weights.first().is_some_and(|weight| {
+        let mut found: Vec<(&mut SelfAttention, [Tensor<1>; 2])> = attention
+            .filter(|attention| attention.wide_norms.is_none())
+            .filter_map(|attention| {
+                let norms = [attention.q_norm.as_ref()?, attention.k_norm.as_ref()?];
+                let weights = norms.map(|norm| norm.weight.val());
+                let is_frozen = weights.iter().all(|weight| !weight.is_require_grad());
+                is_frozen.then_some((attention, weights))
+            })
+            .collect();
+        let is_narrow = found.first().is_some_and(|(_, [weight, _])| {
             has_adapter_kernels(&weight.device()) && weight.dtype().size() < size_of::<f32>()
         });
         if !is_narrow {
             return;
         }
+        let weights: Vec<_> = found
+            .iter()
+            .flat_map(|(_, weights)| weights.clone())
+            .collect();
+        let lengths: Vec<usize> = weights.iter().map(|weight| weight.dims()[0]).collect();
         let weights = Tensor::cat(weights, 0).cast(DType::F32);
-        let weights = weights.split_with_sizes(lengths, 0);
-        for (norm, weight) in norms.into_iter().zip(weights) {
-            norm.wide_weight = Some(weight);
+        let mut weights = weights.split_with_sizes(lengths, 0).into_iter();
+        for (attention, _) in &mut found {
+            attention.wide_norms = weights.next().zip(weights.next()).map(<[_; 2]>::from);
         }
     }
 
@@ -234,6 +241,9 @@ struct SelfAttention {
     o_proj: Linear,
     q_norm: Option<RmsNorm>,
     k_norm: Option<RmsNorm>,
+    /// The weights of both norms in f32, during a pass.
+    #[module(skip)]
+    wide_norms: Option<[Tensor<1>; 2]>,
     rotary: Rotary,
     heads: usize,
     kv_heads: usize,
@@ -260,6 +270,7 @@ impl SelfAttention {
             ),
             q_norm: head_norm(),
             k_norm: head_norm(),
+            wide_norms: None,
             rotary: rotary.clone(),
             heads: config.heads,
             kv_heads: config.kv_heads,
@@ -311,9 +322,9 @@ impl SelfAttention {
                     let (q, k) = (q_norm.forward(q.clone())?, k_norm.forward(k.clone())?);
                     keep("pre", &q, &k);
                 }
-                let weight = |norm: &RmsNorm| norm.wide_weight.clone();
+                let weights = self.wide_norms.clone();
                 let weights =
-                    [q_norm, k_norm].map(|norm| weight(norm).unwrap_or_else(|| norm.weight.val()));
+                    weights.unwrap_or_else(|| [q_norm, k_norm].map(|norm| norm.weight.val()));
                 let norm = HeadNorm::new(q_norm.epsilon)?.with_unit_offset(q_norm.unit_offset);
                 self.rotary.try_forward_norm(q, k, weights, norm, angles)?
             }

@@ -158,9 +158,6 @@ impl Norm {
 #[derive(Module, Debug)]
 pub(crate) struct RmsNorm {
     pub(crate) weight: Param<Tensor<1>>,
-    /// The weight in f32, during a pass.
-    #[module(skip)]
-    pub(crate) wide_weight: Option<Tensor<1>>,
     #[module(skip)]
     pub(crate) epsilon: f64,
     /// True if 1 is added to the weight.
@@ -172,7 +169,6 @@ impl RmsNorm {
     pub(crate) fn new(channels: usize, epsilon: f64, device: &Device) -> Self {
         Self {
             weight: Initializer::Ones.init([channels], device),
-            wide_weight: None,
             epsilon,
             unit_offset: false,
         }
@@ -182,7 +178,6 @@ impl RmsNorm {
     pub(crate) fn with_unit_offset(channels: usize, epsilon: f64, device: &Device) -> Self {
         Self {
             weight: Initializer::Zeros.init([channels], device),
-            wide_weight: None,
             epsilon,
             unit_offset: true,
         }

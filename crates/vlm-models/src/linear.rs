@@ -225,7 +225,7 @@ pub(crate) fn prepare(mut linears: Vec<&mut Linear>, wide_gradients: bool) {
     let scaled = if dtype == wide {
         scaled.reshape([count])
     } else {
-        let part = |part: usize| scaled.clone().slice([part..part + 1]).reshape([count]);
+        let part = |part: usize| scaled.clone().narrow(0, part, 1).reshape([count]);
         let parts: Vec<Tensor<1>> = (0..parts).map(part).collect();
         let pieces = starts.iter().zip(elements).flat_map(|(start, elements)| {
             parts

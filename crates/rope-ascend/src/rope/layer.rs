@@ -123,7 +123,7 @@ impl LayerKernels {
             b,
             rounded_h,
         } = term;
-        let inner = product(rank, rows);
+        let inner = rank.saturating_mul(rows);
         let (parts, part_stride) = match *part_starts {
             [0] => (1, 0),
             [0, second] => (2, second),
@@ -134,13 +134,13 @@ impl LayerKernels {
             }
         };
         let h_elements = inner.saturating_add(part_stride);
-        let y = y.address(OP, "y", element, product(rows, columns), &self.stream)?;
+        let y = y.address(OP, "y", element, rows.saturating_mul(columns), &self.stream)?;
         let h = h.address(OP, "h", KernelType::F32, h_elements, &self.stream)?;
         let b = b.address(
             OP,
             "b",
             KernelType::F32,
-            product(rank, columns),
+            rank.saturating_mul(columns),
             &self.stream,
         )?;
         let rounded = match rounded_h {
@@ -323,11 +323,6 @@ impl<M: std::ops::Deref<Target = DeviceMemory>> Part<M> {
         }
         Ok(self.memory.pointer() as u64 + (self.offset * element.bytes()) as u64)
     }
-}
-
-/// A product that is too large for any memory where it overflows.
-fn product(x: usize, y: usize) -> usize {
-    x.checked_mul(y).unwrap_or(usize::MAX)
 }
 
 /// The tiling of [rows, columns, rank, parts], and the number of cores.
