@@ -440,8 +440,9 @@ fn answer(record: &Json, format: Format) -> Result<&str> {
 /// A list of messages, or of ms-swift's pairs of a question and an answer.
 fn turns_of(record: &Json, list: &str, media: &mut Media<'_>, strip: bool) -> Result<Vec<Message>> {
     let items = array(record, list)?;
-    let is_message = |name: &&str| items.first().is_some_and(|item| item.get(name).is_some());
-    if items.is_empty() || ["role", "content", "from", "value"].iter().any(is_message) {
+    let has = |name: &&str| items.first().is_some_and(|item| item.get(name).is_some());
+    let is_pair = ["human", "user", "assistant", "gpt", "bot"].iter().any(has);
+    if !is_pair || ["role", "content", "from", "value"].iter().any(has) {
         return turns::read(items, list, media, strip);
     }
     let mut messages = Vec::new();
