@@ -5,7 +5,7 @@ mod support;
 
 use half::{bf16, f16};
 use rope_ascend::AscendError;
-use rope_ascend::rope::{KernelType, LayerKernels, LowRankTerm, Part};
+use rope_ascend::rope::{KernelType, LayerKernels, LowRankTerm, MemoryPart};
 use support::Bench;
 use support::layer::{Case, gate, low_rank};
 
@@ -79,19 +79,19 @@ fn wrong_requests_are_refused_and_empty_ones_do_nothing() {
             size,
             rank,
             part_starts: starts,
-            y: Part {
+            y: MemoryPart {
                 memory: &mut y,
                 offset: 0,
             },
-            h: Part {
+            h: MemoryPart {
                 memory: &h,
                 offset: 0,
             },
-            b: Part {
+            b: MemoryPart {
                 memory: &b,
                 offset: 0,
             },
-            rounded_h: rounds.then_some(Part {
+            rounded_h: rounds.then_some(MemoryPart {
                 memory: &mut rounded,
                 offset: 0,
             }),

@@ -6,7 +6,7 @@ use burn::backend::{DType, Shape, TensorMetadata};
 use burn_attention::AdapterOps;
 use burn_attention::composed::adapter as composed;
 use burn_fused::like;
-use rope_ascend::rope::{LowRankTerm, Part};
+use rope_ascend::rope::{LowRankTerm, MemoryPart};
 use rope_ascend::sys::CubeMath;
 
 use super::{Outcome, Outputs, Refusal, kernel_type, layer_kernels};
@@ -95,7 +95,7 @@ fn run(y: &mut AscendTensor, h: &AscendTensor, b: &AscendTensor) -> Result<Ascen
         None
     } else {
         let offset = rounded.offset();
-        Some(Part {
+        Some(MemoryPart {
             memory: &mut **rounded.buffer_mut()?,
             offset,
         })
@@ -105,15 +105,15 @@ fn run(y: &mut AscendTensor, h: &AscendTensor, b: &AscendTensor) -> Result<Ascen
         size: [rows, columns],
         rank,
         part_starts: &starts[..parts],
-        y: Part {
+        y: MemoryPart {
             memory: &mut **y.buffer_mut()?,
             offset: y_offset,
         },
-        h: Part {
+        h: MemoryPart {
             memory: h.buffer()?,
             offset: h.offset(),
         },
-        b: Part {
+        b: MemoryPart {
             memory: b.buffer()?,
             offset: b.offset(),
         },

@@ -5,7 +5,7 @@ use burn::backend::tensor::FloatTensor;
 use burn_attention::SwiGluOps;
 use burn_attention::composed::swiglu as composed;
 use burn_fused::like;
-use rope_ascend::rope::{Gate, GateBackward, Part};
+use rope_ascend::rope::{Gate, GateBackward, MemoryPart};
 use rope_ascend::safe::DeviceMemory;
 
 use super::{Outputs, Refusal, kernel_type, layer_kernels};
@@ -34,8 +34,8 @@ impl SwiGluOps for Ascend {
     }
 }
 
-fn read(x: &AscendTensor) -> Result<Part<&DeviceMemory>, Refusal> {
-    Ok(Part {
+fn read(x: &AscendTensor) -> Result<MemoryPart<&DeviceMemory>, Refusal> {
+    Ok(MemoryPart {
         memory: x.buffer()?,
         offset: x.offset(),
     })
@@ -52,7 +52,7 @@ fn forward(gate: &AscendTensor, up: &AscendTensor) -> Result<[AscendTensor; 1], 
         elements: gate.len(),
         gate: read(&gate)?,
         up: read(&up)?,
-        y: Part {
+        y: MemoryPart {
             memory: y.buffer_mut()?,
             offset: 0,
         },
@@ -77,11 +77,11 @@ fn backward(
         gate: read(&gate)?,
         up: read(&up)?,
         gradient: read(&gradient)?,
-        gate_gradient: Part {
+        gate_gradient: MemoryPart {
             memory: gate_gradient.buffer_mut()?,
             offset: 0,
         },
-        up_gradient: Part {
+        up_gradient: MemoryPart {
             memory: up_gradient.buffer_mut()?,
             offset: 0,
         },

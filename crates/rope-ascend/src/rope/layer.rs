@@ -22,9 +22,9 @@ const MOST_ROWS: usize = 240;
 const SLACK_BYTES: usize = 256;
 const F32_BYTES: usize = size_of::<f32>();
 
-/// Part of a memory, from one of its elements on.
+/// MemoryPart of a memory, from one of its elements on.
 #[derive(Clone, Copy, Debug)]
-pub struct Part<M> {
+pub struct MemoryPart<M> {
     /// The memory.
     pub memory: M,
     /// Elements before it.
@@ -43,13 +43,13 @@ pub struct LowRankTerm<'a> {
     /// Elements between the parts of h, one or two.
     pub part_starts: &'a [usize],
     /// The product, `[rows, columns]`.
-    pub y: Part<&'a mut DeviceMemory>,
+    pub y: MemoryPart<&'a mut DeviceMemory>,
     /// f32, each part `[rank, rows]`.
-    pub h: Part<&'a DeviceMemory>,
+    pub h: MemoryPart<&'a DeviceMemory>,
     /// f32, `[rank, columns]`.
-    pub b: Part<&'a DeviceMemory>,
+    pub b: MemoryPart<&'a DeviceMemory>,
     /// Receives h in the type of y, `[rank, rows]`; of 16-bit types alone.
-    pub rounded_h: Option<Part<&'a mut DeviceMemory>>,
+    pub rounded_h: Option<MemoryPart<&'a mut DeviceMemory>>,
 }
 
 /// A gate: y = silu(gate) up, over as many elements of each.
@@ -60,11 +60,11 @@ pub struct Gate<'a> {
     /// Elements of each tensor.
     pub elements: usize,
     /// The gate.
-    pub gate: Part<&'a DeviceMemory>,
+    pub gate: MemoryPart<&'a DeviceMemory>,
     /// The gated values.
-    pub up: Part<&'a DeviceMemory>,
+    pub up: MemoryPart<&'a DeviceMemory>,
     /// Receives the output.
-    pub y: Part<&'a mut DeviceMemory>,
+    pub y: MemoryPart<&'a mut DeviceMemory>,
 }
 
 /// The backward of a [`Gate`].
@@ -75,15 +75,15 @@ pub struct GateBackward<'a> {
     /// Elements of each tensor.
     pub elements: usize,
     /// The gate.
-    pub gate: Part<&'a DeviceMemory>,
+    pub gate: MemoryPart<&'a DeviceMemory>,
     /// The gated values.
-    pub up: Part<&'a DeviceMemory>,
+    pub up: MemoryPart<&'a DeviceMemory>,
     /// The gradient of the output.
-    pub gradient: Part<&'a DeviceMemory>,
+    pub gradient: MemoryPart<&'a DeviceMemory>,
     /// Receives the gradient of the gate.
-    pub gate_gradient: Part<&'a mut DeviceMemory>,
+    pub gate_gradient: MemoryPart<&'a mut DeviceMemory>,
     /// Receives the gradient of the gated values.
-    pub up_gradient: Part<&'a mut DeviceMemory>,
+    pub up_gradient: MemoryPart<&'a mut DeviceMemory>,
 }
 
 /// Runs the kernels of layers on one stream.
@@ -301,7 +301,7 @@ impl Drop for LayerKernels {
     }
 }
 
-impl<M: std::ops::Deref<Target = DeviceMemory>> Part<M> {
+impl<M: std::ops::Deref<Target = DeviceMemory>> MemoryPart<M> {
     /// The address of its first element, checked to have `elements` after it.
     fn address(
         &self,

@@ -21,7 +21,7 @@ mod tiling;
 pub use args::KernelType;
 pub(crate) use kernel_files::CACHE_VARIABLE;
 pub use kernels::Kernels;
-pub use layer::{Gate, GateBackward, LayerKernels, LowRankTerm, Part};
+pub use layer::{Gate, GateBackward, LayerKernels, LowRankTerm, MemoryPart};
 pub use norm::{ChannelWeights, NormBackward, NormBackwardTensor, NormRotation, NormTensor};
 pub(crate) use npu::KERNELS_VARIABLE;
 pub use npu::{Npu, violations};

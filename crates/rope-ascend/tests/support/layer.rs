@@ -1,7 +1,7 @@
 //! The kernels of layers compared with plain f64 loops.
 
 use rope_ascend::AscendError;
-use rope_ascend::rope::{Gate, GateBackward, LayerKernels, LowRankTerm, Part};
+use rope_ascend::rope::{Gate, GateBackward, LayerKernels, LowRankTerm, MemoryPart};
 use rope_ascend::safe::{DeviceBuffer, DeviceMemory};
 
 use super::{Bench, Number, Numbers};
@@ -70,19 +70,19 @@ pub fn low_rank<T: Number>(
             size: case.size,
             rank,
             part_starts: &starts[..parts],
-            y: Part {
+            y: MemoryPart {
                 memory: &mut y,
                 offset: MARGIN,
             },
-            h: Part {
+            h: MemoryPart {
                 memory: &h_memory,
                 offset: MARGIN,
             },
-            b: Part {
+            b: MemoryPart {
                 memory: &b_memory,
                 offset: MARGIN,
             },
-            rounded_h: rounds_h.then_some(Part {
+            rounded_h: rounds_h.then_some(MemoryPart {
                 memory: &mut rounded,
                 offset: MARGIN,
             }),
@@ -140,9 +140,9 @@ pub fn gate<T: Number>(bench: &Bench, kernels: &LayerKernels, count: usize) -> R
     let [gate, up, dy] = [tensor(4, 60.0), tensor(5, 2.0), tensor(6, 2.0)];
     let upload = |x: &[T]| stream.upload(x).map_err(text);
     let (gates, ups, dys) = (upload(&gate)?, upload(&up)?, upload(&dy)?);
-    fn part<T: Number>(memory: &DeviceBuffer<T>) -> Part<&DeviceMemory> {
+    fn part<T: Number>(memory: &DeviceBuffer<T>) -> MemoryPart<&DeviceMemory> {
         let offset = MARGIN;
-        Part { memory, offset }
+        MemoryPart { memory, offset }
     }
     let mut y = upload(&gate)?;
     kernels
@@ -151,7 +151,7 @@ pub fn gate<T: Number>(bench: &Bench, kernels: &LayerKernels, count: usize) -> R
             elements: count,
             gate: part(&gates),
             up: part(&ups),
-            y: Part {
+            y: MemoryPart {
                 memory: &mut y,
                 offset: MARGIN,
             },
@@ -165,11 +165,11 @@ pub fn gate<T: Number>(bench: &Bench, kernels: &LayerKernels, count: usize) -> R
             gate: part(&gates),
             up: part(&ups),
             gradient: part(&dys),
-            gate_gradient: Part {
+            gate_gradient: MemoryPart {
                 memory: &mut gate_gradient,
                 offset: MARGIN,
             },
-            up_gradient: Part {
+            up_gradient: MemoryPart {
                 memory: &mut up_gradient,
                 offset: MARGIN,
             },
