@@ -9,8 +9,9 @@ use std::sync::LazyLock;
 use crate::random::Random;
 use burn::tensor::{DType, Device, Int, Tensor};
 use burn_attention::{
-    AdamWOp, Attention, AttentionMask, CrossEntropy, GatedDelta, MaskRules, Sequences, Window,
-    adamw, gated_delta_step, linear, rms_norm, short_convolution, swiglu,
+    AdamWOp, Adapter, Attention, AttentionMask, CrossEntropy, GatedDelta, MaskRules, Sequences,
+    Window, adamw, adapted_linears, gated_delta_step, linear, rms_norm, short_convolution, swiglu,
+    wide_linear,
 };
 use rope_burn::rope_core::{Layout, Pairing, Positions, RotarySpec};
 use rope_burn::{Implementation, NormRotaryConfig, Rotary, RotaryAngles, RotaryConfig};
@@ -270,6 +271,20 @@ const FUNCTIONS: &[Function] = &[
         let adapter = [random.tensor([2, rank]), random.tensor([rank, 4])];
         let out = linear(x, weight, bias, (random.below(2) == 0).then_some(adapter));
         out.is_ok_and(|out| goes_back(&[out]))
+    }),
+    ("burn-attention adapted_linears", |random| {
+        let (x, weight) = (random.tensor([1, 3, 2]), random.tensor([2, 4]));
+        let bias = (random.below(2) == 0).then(|| random.tensor([4]));
+        let rank = 1 + random.below(2);
+        let (a, b) = (random.tensor([rank, 2]), random.tensor([rank, 4]));
+        let factors = [random.tensor([rank, 2]), random.tensor([rank, 4])];
+        let out = adapted_linears(x, [(weight, bias, Adapter { a, b, factors })]);
+        out.is_ok_and(|out| goes_back(&out))
+    }),
+    ("burn-attention wide_linear", |random| {
+        let (x, weight) = (random.tensor([1, 3, 2]), random.tensor([2, 4]));
+        let bias = (random.below(2) == 0).then(|| random.tensor([4]));
+        wide_linear(x, weight, bias).is_ok_and(|out| goes_back(&[out]))
     }),
     ("burn-attention GatedDelta::try_forward", |random| {
         let [q, k] = [(); 2].map(|()| random.tensor([1, 3, 1, 2]));

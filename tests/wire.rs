@@ -39,7 +39,16 @@ fn calls() -> Vec<Call> {
     );
     // Version, direction, layout BSND, halves, shared angles, head, rotated channels, their first.
     let rotary: Vec<ScalarIr> = ints(&[2, 0, 0, 0, 0, 8, 8, 0]);
-    let norm = [&rotary[..], &ints(&[0, 0]), &[ScalarIr::Float(1e-6)]].concat();
+    // Another version; order, offset and epsilon of the norm; the weight's gradient is read.
+    let epsilon = [ScalarIr::Float(1e-6)];
+    let norm = [
+        &ints(&[3]),
+        &rotary[1..],
+        &ints(&[0, 0]),
+        &epsilon,
+        &ints(&[0]),
+    ]
+    .concat();
     let (q, kv, rows) = (f32(&[1, 2, 4, 8]), f32(&[1, 1, 4, 8]), f32(&[1, 2, 4, 2]));
     // Version, scale, no blocks, their scores, no gradient of a bias; 4 keys for 4 queries.
     let scale = ScalarIr::Float(0.5);
@@ -53,6 +62,9 @@ fn calls() -> Vec<Call> {
     };
     let row_numbers = f32(&[3, 1]);
     let matrix = f32(&[3, 8]);
+    let narrow = |shape: &[usize]| (shape.to_vec(), DType::BF16);
+    let (tokens, factor, rounded) = (narrow(&[5, 8]), narrow(&[4, 8]), narrow(&[2, 5]));
+    let (inner, half) = (f32(&[4, 5]), f32(&[2, 8]));
     vec![
         call("rope.rotary_pair", &[&x, &k, &angles], &[&x, &k], &rotary),
         call("rope.rotary_single", &[&x, &angles], &[&x], &rotary),
@@ -103,7 +115,32 @@ fn calls() -> Vec<Call> {
             "rms_norm.backward",
             &[&matrix, &weight, &row_numbers, &matrix],
             &[&matrix, &weight],
-            &ints(&[2]),
+            &ints(&[3]),
+        ),
+        call("adapter.inner", &[&factor, &tokens], &[&inner], &ints(&[1])),
+        call(
+            "adapter.add",
+            &[&tokens, &inner, &half],
+            &[&tokens, &rounded],
+            &ints(&[1]),
+        ),
+        call(
+            "adapter.gradient",
+            &[&rounded, &tokens],
+            &[&half],
+            &ints(&[1]),
+        ),
+        call(
+            "swiglu.forward",
+            &[&tokens, &tokens],
+            &[&tokens],
+            &ints(&[1]),
+        ),
+        call(
+            "swiglu.backward",
+            &[&tokens, &tokens, &tokens],
+            &[&tokens, &tokens],
+            &ints(&[1]),
         ),
     ]
 }

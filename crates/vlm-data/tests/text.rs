@@ -581,7 +581,7 @@ fn each_wrong_record_says_what_is_wrong() {
         (ask("7", ""), "expected messages[0].role to be a text"),
         (
             ask(r#"{"role": "user", "content": [{"type": "smell"}]}"#, ""),
-            r#"expected messages[0].content[0].type to be "text", "image", "image_url" or "video", found "smell""#,
+            r#"expected messages[0].content[0].type to be "text", "image", "image_url", "video", "tool_use" in an answer, or "tool_result" at the start of a question, found "smell""#,
         ),
         (
             ask(r#"{"role": "user", "content": [{}]}"#, ""),
