@@ -20,10 +20,10 @@ pub use error::{OpError, or_panic};
 #[cfg(feature = "flex")]
 pub use flex::zeros;
 pub use node::{Gradients, node, parts};
+#[cfg(feature = "remote")]
+pub use wire::{NoNumbers, Reader, WireOp, Writer, decode, encode, expect_shape, like, send};
 #[cfg(feature = "remote-server")]
 pub use wire::{Operands, handle};
-#[cfg(feature = "remote")]
-pub use wire::{Reader, WireOp, Writer, decode, encode, expect_shape, like, send};
 
 #[doc(hidden)]
 pub use half;

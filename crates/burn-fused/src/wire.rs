@@ -5,6 +5,7 @@
 //! handle is the only one, and its backend may overwrite the tensor.
 
 use std::fmt;
+use std::marker::PhantomData;
 
 use burn::backend::ir::{CustomOpIr, ScalarIr, TensorIr};
 use burn::backend::{Remote, TensorMetadata, tensor::FloatTensor};
@@ -29,6 +30,27 @@ pub trait WireOp: Sized {
     /// For invalid numbers, before anything larger than the tensors ([`Reader::shapes`]) is
     /// allocated.
     fn read(numbers: &mut Reader<'_>) -> Result<Self, Self::Error>;
+}
+
+/// An operation without numbers, for the shapes of its tensors say everything.
+#[derive(Debug)]
+pub struct NoNumbers<E, const VERSION: u64 = 1>(PhantomData<fn() -> E>);
+
+impl<E, const VERSION: u64> Default for NoNumbers<E, VERSION> {
+    fn default() -> Self {
+        Self(PhantomData)
+    }
+}
+
+impl<E: From<OpError> + fmt::Display, const VERSION: u64> WireOp for NoNumbers<E, VERSION> {
+    const VERSION: u64 = VERSION;
+    type Error = E;
+
+    fn write(&self, _: &mut Writer) {}
+
+    fn read(_: &mut Reader<'_>) -> Result<Self, E> {
+        Ok(Self::default())
+    }
 }
 
 /// Writes the numbers of an operation.

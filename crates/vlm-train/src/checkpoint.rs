@@ -462,7 +462,7 @@ impl Trainer {
                     }
                 }
             }
-            if pieces.is_empty() {
+            if pieces.is_empty() || (is_transposed && shard.is_empty()) {
                 continue;
             }
             let mut tensor = Tensor::cat(pieces, 0);

@@ -128,13 +128,18 @@ impl GradientSums {
     /// Multiplies all gradients.
     pub(crate) fn scale(&mut self, factor: f64) {
         self.together(|sum| sum * factor);
-        let of_large = self
-            .sums
-            .iter_mut()
-            .filter(|(id, _)| !self.order.contains(id));
-        for (_, sum) in of_large {
-            *sum = sum.clone() * factor;
-        }
+        let order = &self.order;
+        let scaled = |(id, sum): (ParamId, Tensor<1>)| {
+            let sum = if order.contains(&id) {
+                sum
+            } else {
+                sum * factor
+            };
+            (id, sum)
+        };
+        // No handle of a sum is left: the product may take its memory.
+        let sums = std::mem::take(&mut self.sums).into_iter();
+        self.sums = sums.map(scaled).collect();
     }
 
     /// Computes the small gradients in this order together from now on, where each operation costs

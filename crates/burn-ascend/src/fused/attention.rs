@@ -448,7 +448,7 @@ fn views<const N: usize>(tensors: [&AscendTensor; N]) -> Result<[View<'_>; N], R
     launch::views(tensors).map_err(Refusal::from)
 }
 
-/// A column of a tensor's last dimension with the elements behind it, `step` apart.
+/// `count` elements from a column of the last dimension on, `step` apart.
 fn column(x: &AscendTensor, index: usize, count: usize, step: usize) -> AscendTensor {
     let (mut dims, mut strides) = (x.dims().to_vec(), x.strides().to_vec());
     let offset = x.offset() + index * strides[3];

@@ -12,15 +12,15 @@ use crate::attention::Bias;
 /// x, weight, a, b's factor and h.
 type Kept<B> = [FloatTensor<B>; 5];
 
-/// The gradients of x, the weight and the bias.
+/// The gradients of x, the weight and the bias. x is kept where that of the weight is computed.
 fn linear_gradients<B: AdapterOps>(
-    [x, weight]: [FloatTensor<B>; 2],
+    (x, weight): (Option<FloatTensor<B>>, FloatTensor<B>),
     gradient: FloatTensor<B>,
-    [wants_x, wants_weight, wants_bias]: [bool; 3],
+    [wants_x, _, wants_bias]: [bool; 3],
 ) -> Gradients<B, 3> {
     [
         wants_x.then(|| B::linear_x_backward(weight, gradient.clone())),
-        wants_weight.then(|| B::adapter_gradient(B::float_transpose(x), gradient.clone())),
+        x.map(|x| B::adapter_gradient(B::float_transpose(x), gradient.clone())),
         wants_bias.then(|| B::linear_bias_backward(gradient)),
     ]
 }
@@ -72,18 +72,20 @@ impl<B: AdapterOps, C: CheckpointStrategy> AdapterOps for Autodiff<B, C> {
     ) -> FloatTensor<Self> {
         let bias = bias.into_option().map(|bias| bias.into_parts());
         let (bias, bias_node) = bias.unzip();
+        let keeps_x = weight.is_tracked();
         let ([x, weight], [x_node, weight_node]) = parts([x, weight]);
         let y = B::linear(x.clone(), weight.clone(), bias);
+        let kept = (keeps_x.then_some(x), weight);
         match bias_node {
             Some(bias_node) => node::<B, C, _, 3>(
                 [x_node, weight_node, bias_node],
-                [x, weight],
+                kept,
                 |_| y,
                 linear_gradients::<B>,
             ),
             None => node::<B, C, _, 2>(
                 [x_node, weight_node],
-                [x, weight],
+                kept,
                 |_| y,
                 |kept, gradient, [wants_x, wants_weight]| {
                     let wanted = [wants_x, wants_weight, false];

@@ -72,8 +72,8 @@ fn is_remote(device: &DispatchDevice) -> bool {
 /// The autodiff graph keeps x, and of each layer the inner product `[rank, rows]`.
 ///
 /// # Errors
-/// [`Size`](AttentionError::Size), [`NoChannels`](AttentionError::NoChannels) without rows,
-/// channels or ranks, [`Op`](AttentionError::Op).
+/// [`Size`](AttentionError::Size), [`NoChannels`](AttentionError::NoChannels) without layers,
+/// rows, channels or ranks, [`Op`](AttentionError::Op).
 ///
 /// # Example
 /// ```
@@ -111,12 +111,10 @@ pub fn adapted_linears<const D: usize, const N: usize>(
         .each_ref()
         .map(|(.., adapter)| adapter.factors[0].clone());
     let ranks = factors.each_ref().map(|factor| factor.dims()[0]);
-    let factor = match N {
-        1 => factors
-            .into_iter()
-            .next()
-            .ok_or(AttentionError::NoChannels)?,
-        _ => Tensor::cat(factors.to_vec(), 0),
+    let factor = match &factors[..] {
+        [] => return Err(AttentionError::NoChannels),
+        [one] => one.clone(),
+        all => Tensor::cat(all.to_vec(), 0),
     };
     let x = x.into_dispatch();
     let inner = Dispatch::adapter_inner(factor.into_dispatch(), x.clone());

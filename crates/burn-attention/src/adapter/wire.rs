@@ -2,7 +2,7 @@
 
 use burn::backend::{Remote, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape};
-use burn_fused::{OpError, Reader, WireOp, Writer, accumulator, like, send};
+use burn_fused::{NoNumbers, OpError, accumulator, like, send};
 
 use super::op::AdapterOps;
 
@@ -11,18 +11,7 @@ const INNER: &str = "adapter.inner";
 const ADD: &str = "adapter.add";
 const GRADIENT: &str = "adapter.gradient";
 
-struct Plain;
-
-impl WireOp for Plain {
-    const VERSION: u64 = 1;
-    type Error = OpError;
-
-    fn write(&self, _: &mut Writer) {}
-
-    fn read(_: &mut Reader<'_>) -> Result<Self, OpError> {
-        Ok(Self)
-    }
-}
+type Plain = NoNumbers<OpError>;
 
 fn wide<T: TensorMetadata>(x: &T) -> DType {
     accumulator(x.dtype()).map_or(DType::F32, DType::from)
@@ -35,7 +24,7 @@ fn size<T: TensorMetadata>(x: &T, dim: usize) -> usize {
 impl AdapterOps for Remote {
     fn adapter_inner(factor: FloatTensor<Self>, x: FloatTensor<Self>) -> FloatTensor<Self> {
         let h = (Shape::new([size(&factor, 0), size(&x, 0)]), wide(&x));
-        let [h] = send(INNER, &Plain, vec![factor, x], [h]);
+        let [h] = send(INNER, &Plain::default(), vec![factor, x], [h]);
         h
     }
 
@@ -46,12 +35,12 @@ impl AdapterOps for Remote {
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let rounded = (Shape::new([size(&b, 0), size(&y, 0)]), y.dtype());
         let outputs = [like(&y), rounded];
-        send(ADD, &Plain, vec![y, h, b], outputs).into()
+        send(ADD, &Plain::default(), vec![y, h, b], outputs).into()
     }
 
     fn adapter_gradient(h: FloatTensor<Self>, x: FloatTensor<Self>) -> FloatTensor<Self> {
         let gradient = (Shape::new([size(&h, 0), size(&x, 1)]), wide(&x));
-        let [gradient] = send(GRADIENT, &Plain, vec![h, x], [gradient]);
+        let [gradient] = send(GRADIENT, &Plain::default(), vec![h, x], [gradient]);
         gradient
     }
 }

@@ -2,7 +2,7 @@
 
 use burn::backend::{Remote, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape};
-use burn_fused::{Reader, WireOp, Writer, accumulator, like, send};
+use burn_fused::{NoNumbers, Reader, WireOp, Writer, accumulator, like, send};
 
 use crate::error::{AttentionError, Result};
 use crate::rms_norm::RmsNormOps;
@@ -16,7 +16,7 @@ struct Forward {
 }
 
 /// It has no epsilon: that is in rstd.
-struct Backward;
+type Backward = NoNumbers<AttentionError, 3>;
 
 impl WireOp for Forward {
     const VERSION: u64 = 2;
@@ -29,17 +29,6 @@ impl WireOp for Forward {
     fn read(numbers: &mut Reader<'_>) -> Result<Self> {
         let epsilon = numbers.float("epsilon")?;
         Ok(Self { epsilon })
-    }
-}
-
-impl WireOp for Backward {
-    const VERSION: u64 = 3;
-    type Error = AttentionError;
-
-    fn write(&self, _: &mut Writer) {}
-
-    fn read(_: &mut Reader<'_>) -> Result<Self> {
-        Ok(Self)
     }
 }
 
@@ -72,7 +61,7 @@ impl RmsNormOps for Remote {
         let outputs = [like(&x), (weight.shape(), rstd.dtype())];
         send(
             BACKWARD,
-            &Backward,
+            &Backward::default(),
             vec![x, weight, rstd, gradient],
             outputs,
         )

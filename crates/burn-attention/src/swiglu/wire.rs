@@ -1,32 +1,21 @@
 //! The gate as custom operations, without numbers.
 
 use burn::backend::{Remote, tensor::FloatTensor};
-use burn_fused::{Reader, WireOp, Writer, like, send};
+use burn_fused::{NoNumbers, like, send};
 
 use super::op::SwiGluOps;
-use crate::error::{AttentionError, Result};
+use crate::error::AttentionError;
 
 /// The custom operations.
 const FORWARD: &str = "swiglu.forward";
 const BACKWARD: &str = "swiglu.backward";
 
-struct Plain;
-
-impl WireOp for Plain {
-    const VERSION: u64 = 1;
-    type Error = AttentionError;
-
-    fn write(&self, _: &mut Writer) {}
-
-    fn read(_: &mut Reader<'_>) -> Result<Self> {
-        Ok(Self)
-    }
-}
+type Plain = NoNumbers<AttentionError>;
 
 impl SwiGluOps for Remote {
     fn swiglu_forward(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self> {
         let output = like(&gate);
-        let [out] = send(FORWARD, &Plain, vec![gate, up], [output]);
+        let [out] = send(FORWARD, &Plain::default(), vec![gate, up], [output]);
         out
     }
 
@@ -36,7 +25,13 @@ impl SwiGluOps for Remote {
         gradient: FloatTensor<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let outputs = [like(&gate), like(&up)];
-        send(BACKWARD, &Plain, vec![gate, up, gradient], outputs).into()
+        send(
+            BACKWARD,
+            &Plain::default(),
+            vec![gate, up, gradient],
+            outputs,
+        )
+        .into()
     }
 }
 

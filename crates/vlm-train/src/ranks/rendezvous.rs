@@ -405,7 +405,7 @@ impl Client {
         self.changed_end.notify_all();
     }
 
-    /// Waits until the server has told the other processes: it ends with this one.
+    /// Waits until the server, which ends with this process, has passed the cause on to the others.
     fn wait_for_server(&self) {
         let ended = lock(&self.ended);
         if self.has_server {
