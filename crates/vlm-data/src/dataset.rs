@@ -4,11 +4,11 @@ use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::fingerprint::Fingerprint;
 use crate::loader::shuffled;
 use crate::picture::in_file;
 use crate::text::{Conversation, DataIndex, DataReader, TextError};
 use crate::{Result, VlmDataError};
+use plain_files::Fingerprint;
 
 /// Records of data files. A record may be absent, or occur several times.
 #[derive(Clone, Debug)]

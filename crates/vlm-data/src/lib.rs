@@ -6,7 +6,6 @@ pub mod check;
 mod dataset;
 mod error;
 mod fetch;
-mod fingerprint;
 mod loader;
 mod memory;
 #[cfg(feature = "parquet")]
@@ -20,8 +19,8 @@ mod video;
 pub use batch::{Cut, MicroBatch, SampleRows};
 pub use dataset::{DataSet, DataSetReader, HeldOut, Share};
 pub use error::{Result, VlmDataError};
-pub use fingerprint::Fingerprint;
 pub use loader::{BatchSize, DataPosition, GlobalBatch, Loader, LoaderOptions, OnError};
+pub use plain_files::Fingerprint;
 pub use sample::{SampleEncoder, SampleOptions, TrainingSample};
 pub use survey::{NoSample, Survey, SurveyOptions, Surveyed};
 

@@ -3,8 +3,8 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::dataset::DataSet;
@@ -81,7 +81,7 @@ impl Survey {
                     Err(VlmDataError::Panic { line, reason })
                 });
                 let surveyed = Surveyed::of(&built);
-                found.lock().unwrap_or_else(PoisonError::into_inner)[record] = Some(surveyed);
+                found.lock()[record] = Some(surveyed);
                 on_record(1 + done.fetch_add(1, Ordering::Relaxed));
             }
         };
@@ -90,7 +90,7 @@ impl Survey {
             work();
             drop(others);
         });
-        let found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let found = found.into_inner();
         let records = found.into_iter().collect::<Option<Vec<_>>>()?;
         Some(Self { records })
     }

@@ -7,9 +7,11 @@ use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::SystemTime;
+
+use parking_lot::Mutex;
 
 use crate::fetch;
 use crate::memory::zeros;
@@ -66,10 +68,10 @@ impl VideoCounts {
         let data = data.map_err(|error| undecodable(path, error.to_string()))?;
         let stamp = (path.to_owned(), data.len(), data.modified().ok());
         let known = {
-            let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut known = self.0.lock();
             Arc::clone(known.entry(stamp).or_default())
         };
-        let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = known.lock();
         match *known {
             Some(counted) => Ok(counted),
             None => Ok(*known.insert(count_file(path, options)?)),

@@ -8,6 +8,7 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_store::KeyRemapper;
+use plain_files::Fingerprint;
 use serde::Deserialize;
 
 use crate::config::VlmConfig;
@@ -558,28 +559,20 @@ impl ModuleMapper for TakeGradients {
 ///
 /// # Errors
 /// [`VlmError::File`]
-///
-/// # Source
-/// Fowler, Noll, Vo: FNV-1a of 64 bits
 pub(crate) fn fingerprint(files: &[Weights], found: &BTreeMap<String, Found>) -> Result<u64> {
     /// Bytes of each tensor in the hash.
     const READ: u64 = 1024;
-    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
-    let mut add = |bytes: &[u8]| {
-        for byte in bytes {
-            hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
-        }
-    };
+    let mut hash = Fingerprint::default();
     for (path, tensor) in found {
-        add(path.as_bytes());
+        hash.add(path.as_bytes());
         for size in &tensor.stored.shape {
-            add(&(*size as u64).to_le_bytes());
+            hash.add(&(*size as u64).to_le_bytes());
         }
         let bytes = tensor.stored.bytes();
         let end = bytes.end.min(bytes.start + READ);
-        add(&files[tensor.file].source.bytes(bytes.start..end)?);
+        hash.add(&files[tensor.file].source.bytes(bytes.start..end)?);
     }
-    Ok(hash)
+    Ok(hash.value())
 }
 
 /// The files of a folder's weights.

@@ -1,9 +1,9 @@
 //! Messages of a run about its steps.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use parking_lot::Mutex;
 use vlm_train::job::Notice;
 use vlm_train::{Answer, Event, StepReport};
 
@@ -39,7 +39,7 @@ impl Reading {
     }
 
     fn read(&self, data: &str, done: usize, all: usize) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         let (bar, last) = &mut *state;
         if done == all {
             if let Some(bar) = bar.take() {

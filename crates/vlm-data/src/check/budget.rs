@@ -1,6 +1,6 @@
 //! A limit on the bytes held by all threads together.
 
-use std::sync::{Condvar, Mutex, PoisonError};
+use parking_lot::{Condvar, Mutex};
 
 /// A number of bytes from which threads take and return parts.
 pub(super) struct Budget {
@@ -28,12 +28,9 @@ impl Budget {
     /// taken. The calling thread must not hold another part.
     pub(super) fn take(&self, bytes: u64) -> Part<'_> {
         let bytes = bytes.min(self.most);
-        let used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut used = self.used.lock();
         let is_taken = |used: &mut u64| *used + bytes > self.most;
-        let mut used = self
-            .freed
-            .wait_while(used, is_taken)
-            .unwrap_or_else(PoisonError::into_inner);
+        self.freed.wait_while(&mut used, is_taken);
         *used += bytes;
         Part {
             budget: self,
@@ -44,8 +41,7 @@ impl Budget {
 
 impl Drop for Part<'_> {
     fn drop(&mut self) {
-        let used = self.budget.used.lock();
-        *used.unwrap_or_else(PoisonError::into_inner) -= self.bytes;
+        *self.budget.used.lock() -= self.bytes;
         self.budget.freed.notify_all();
     }
 }

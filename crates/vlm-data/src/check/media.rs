@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use super::findings::Found;
-use super::{Check, REMEMBERED, lock};
+use super::{Check, REMEMBERED};
 use crate::picture::{Contents, KeptFile, Wanted, contents};
 use crate::sample::frames;
 use crate::text::format::{MediaSource, Video};
@@ -78,7 +78,7 @@ impl<R> Check<'_, R> {
             }
             MediaSource::Bytes(_) => (None, Cow::Borrowed(short)),
         };
-        let known = key.and_then(|key| lock(&self.sound).get(&key).copied());
+        let known = key.and_then(|key| self.sound.lock().get(&key).copied());
         if known.is_some() {
             return known;
         }
@@ -91,7 +91,7 @@ impl<R> Check<'_, R> {
                 return None;
             }
         };
-        let mut sound = lock(&self.sound);
+        let mut sound = self.sound.lock();
         if let Some(key) = key.filter(|_| notes.is_empty() && sound.len() < REMEMBERED) {
             sound.insert(key, sides);
         }

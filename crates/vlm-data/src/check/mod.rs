@@ -13,7 +13,8 @@ mod texts;
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use parking_lot::Mutex;
 
 pub use findings::{Findings, FoundAt, Severity};
 pub use page::{PageSample, SamplePage};
@@ -81,8 +82,7 @@ pub fn check_data<R: Iterator<Item = text::Result<Conversation>> + Send>(
         }
         check.work();
     });
-    let collector = check.collector.into_inner();
-    let mut collector = collector.unwrap_or_else(PoisonError::into_inner);
+    let mut collector = check.collector.into_inner();
     if collector.records == 0 {
         collector.add(1, [Found::new("no-records", "the file has no records")]);
     }
@@ -107,10 +107,6 @@ struct Reader<R> {
     seen: HashMap<u64, u64>,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl<R: Iterator<Item = text::Result<Conversation>> + Send> Check<'_, R> {
     /// Checks records until none is left.
     fn work(&self) {
@@ -122,7 +118,7 @@ impl<R: Iterator<Item = text::Result<Conversation>> + Send> Check<'_, R> {
                 self.measure(record, &conversation, &mut found)
             });
             let (records, errors) = {
-                let mut collector = lock(&self.collector);
+                let mut collector = self.collector.lock();
                 collector.records += 1;
                 collector.samples.extend(counts);
                 collector.add(line, found);
@@ -134,7 +130,7 @@ impl<R: Iterator<Item = text::Result<Conversation>> + Send> Check<'_, R> {
 
     /// The next record: its number, its line, the finding of reading it, and the conversation.
     fn next(&self) -> Option<(u64, u64, Option<Found>, Option<Conversation>)> {
-        let mut reader = lock(&self.reader);
+        let mut reader = self.reader.lock();
         let read = reader.conversations.next()?;
         let record = reader.records;
         reader.records += 1;

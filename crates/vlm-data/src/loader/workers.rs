@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
 
 use super::order::{Plan, Turn};
 use crate::dataset::{DataSet, DataSetReader};
@@ -93,7 +95,7 @@ impl Workers {
     pub(super) fn take(&mut self) -> Option<Made> {
         let start = Instant::now();
         self.since.get_or_insert(start);
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         let made = loop {
             let next = state.taken;
             if let Some(made) = state.made.remove(&next) {
@@ -102,7 +104,7 @@ impl Workers {
             if state.is_planned && state.taken == state.begun {
                 break None;
             }
-            state = self.shared.wait(state);
+            self.shared.changed.wait(&mut state);
         };
         if let Some((_, sample)) = &made {
             state.taken += 1;
@@ -128,7 +130,7 @@ impl Workers {
 
 impl Drop for Workers {
     fn drop(&mut self) {
-        self.shared.lock().is_stopped = true;
+        self.shared.state.lock().is_stopped = true;
         self.shared.changed.notify_all();
         for thread in self.threads.drain(..) {
             // A panic of a sample is caught where the sample is built.
@@ -138,16 +140,6 @@ impl Drop for Workers {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        self.changed
-            .wait(state)
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn work(&self) {
         let mut reader = None;
         while let Some((number, turn, record)) = self.begin() {
@@ -162,7 +154,7 @@ impl Shared {
                     reason: reason.unwrap_or("without a message").to_owned(),
                 })
             });
-            let mut state = self.lock();
+            let mut state = self.state.lock();
             state.bytes += bytes(&sample);
             state.made.insert(number, (turn, sample));
             self.changed.notify_all();
@@ -172,7 +164,7 @@ impl Shared {
     /// Waits until there is room for another sample, or until the next sample to be taken has not
     /// been started.
     fn begin(&self) -> Option<(u64, Turn, usize)> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         loop {
             if state.is_stopped || state.is_planned {
                 return None;
@@ -180,7 +172,7 @@ impl Shared {
             if state.bytes < self.most_bytes || state.begun == state.taken {
                 break;
             }
-            state = self.wait(state);
+            self.changed.wait(&mut state);
         }
         let next = state.plan.next();
         let Some((turn, record)) = next else {

@@ -15,6 +15,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Value, ValueKind, from_args};
 use minijinja::{Environment, Error, ErrorKind, State};
+use time::OffsetDateTime;
 
 use super::budget::{self, MAX_DEPTH, charge, charge_filters};
 use super::error::{RecordProblem, Result, TextError};
@@ -785,52 +786,10 @@ fn python_method(
 
 /// Python's `strftime` of a time in UTC, for the directives that templates use.
 fn strftime(format: &str, now: SystemTime) -> Result<String, Error> {
-    let seconds = now
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_secs());
-    let (days, second) = (seconds / 86_400, seconds % 86_400);
-    // Days of a calendar whose year begins in March, so that a leap day is the last of its year:
-    // an era is 400 years, 146,097 days.
-    let shifted = days + 719_468;
-    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
-    let year_of_era =
-        (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted_month = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
-    let month = if shifted_month < 10 {
-        shifted_month + 3
-    } else {
-        shifted_month - 9
-    };
-    let year = year_of_era + era * 400 + u64::from(month <= 2);
-    let weekday = (days + 4) % 7;
-    const MONTHS: [&str; 12] = [
-        "January",
-        "February",
-        "March",
-        "April",
-        "May",
-        "June",
-        "July",
-        "August",
-        "September",
-        "October",
-        "November",
-        "December",
-    ];
-    const DAYS: [&str; 7] = [
-        "Sunday",
-        "Monday",
-        "Tuesday",
-        "Wednesday",
-        "Thursday",
-        "Friday",
-        "Saturday",
-    ];
-    let (hour, minute, second) = (second / 3_600, second / 60 % 60, second % 60);
-    let month_name = MONTHS[month as usize - 1];
-    let day_name = DAYS[weekday as usize];
+    let time = OffsetDateTime::from(now);
+    let (year, month, day) = (time.year(), u8::from(time.month()), time.day());
+    let (hour, minute, second) = time.to_hms();
+    let (month_name, day_name) = (time.month().to_string(), time.weekday().to_string());
     let mut out = String::new();
     let mut chars = format.chars();
     while let Some(c) = chars.next() {
@@ -844,7 +803,7 @@ fn strftime(format: &str, now: SystemTime) -> Result<String, Error> {
         if bare {
             directive = chars.next();
         }
-        let two = |number: u64| {
+        let two = |number: u8| {
             if bare {
                 number.to_string()
             } else {
@@ -853,7 +812,7 @@ fn strftime(format: &str, now: SystemTime) -> Result<String, Error> {
         };
         match directive {
             Some('Y') => out.push_str(&year.to_string()),
-            Some('y') => out.push_str(&two(year % 100)),
+            Some('y') => out.push_str(&two(year.rem_euclid(100) as u8)),
             Some('m') => out.push_str(&two(month)),
             Some('d') => out.push_str(&two(day)),
             Some('H') => out.push_str(&two(hour)),
@@ -861,9 +820,9 @@ fn strftime(format: &str, now: SystemTime) -> Result<String, Error> {
             Some('M') => out.push_str(&two(minute)),
             Some('S') => out.push_str(&two(second)),
             Some('p') => out.push_str(if hour < 12 { "AM" } else { "PM" }),
-            Some('B') => out.push_str(month_name),
+            Some('B') => out.push_str(&month_name),
             Some('b') => out.push_str(&month_name[..3]),
-            Some('A') => out.push_str(day_name),
+            Some('A') => out.push_str(&day_name),
             Some('a') => out.push_str(&day_name[..3]),
             Some('F') => out.push_str(&format!("{year}-{month:02}-{day:02}")),
             Some('%') => out.push('%'),

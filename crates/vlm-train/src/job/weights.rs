@@ -3,10 +3,10 @@
 use std::fs;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
+use parking_lot::Mutex;
 use vlm_data::Fingerprint;
 use vlm_models::{Vlm, VlmConfig};
 
@@ -91,7 +91,7 @@ fn load(options: &FinetuneConfig, config: &VlmConfig, device: &Device) -> Result
     if !options.trained.random_weights {
         return Ok(config.load(&options.folder, &device.autodiff())?);
     }
-    let _alone = DRAWING.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = DRAWING.lock();
     host.seed(options.optimizer.seed);
     let model = config.init(&host)?.map(&mut DrawWeights::default());
     Ok(model.fork(&device).train())

@@ -3,37 +3,25 @@
 use std::io::{Error, ErrorKind, Read, Result, Write};
 use std::net::TcpStream;
 
-use sha2::{Digest, Sha256};
+use hmac::{Hmac, KeyInit as _, Mac as _};
+use sha2::Sha256;
+use subtle::ConstantTimeEq as _;
 
 /// The largest frame. Frames carry root infos, numbers and causes.
 pub(super) const LIMIT: usize = 1 << 20;
-const BLOCK: usize = 64;
 pub(super) const TAG: usize = 32;
 
 /// HMAC-SHA256 of the concatenated parts.
-///
-/// # Source
-/// Krawczyk, Bellare, Canetti, RFC 2104
 pub(super) fn tag(key: &[u8], parts: &[&[u8]]) -> [u8; TAG] {
-    let mut block = [0; BLOCK];
-    if key.len() > BLOCK {
-        block[..TAG].copy_from_slice(&Sha256::digest(key));
-    } else {
-        block[..key.len()].copy_from_slice(key);
-    }
-    let mut inner = Sha256::new();
-    inner.update(block.map(|byte| byte ^ 0x36));
-    parts.iter().for_each(|part| inner.update(part));
-    let mut outer = Sha256::new();
-    outer.update(block.map(|byte| byte ^ 0x5c));
-    outer.update(inner.finalize());
-    outer.finalize().into()
+    let any_length = |error| unreachable!("a key has any length: {error}");
+    let mut mac = Hmac::<Sha256>::new_from_slice(key).unwrap_or_else(any_length);
+    parts.iter().for_each(|part| mac.update(part));
+    mac.finalize().into_bytes().into()
 }
 
 /// True if two tags are equal, in a time that does not depend on where they differ.
 pub(super) fn is_equal(left: &[u8], right: &[u8]) -> bool {
-    let different = left.iter().zip(right).fold(0, |all, (l, r)| all | (l ^ r));
-    left.len() == right.len() && std::hint::black_box(different) == 0
+    left.ct_eq(right).into()
 }
 
 fn write_raw(stream: &mut TcpStream, parts: &[&[u8]]) -> Result<()> {

@@ -12,10 +12,12 @@ mod sums;
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
 
 use crate::error::{Result, VlmTrainError};
 pub(crate) use peers::{NoSum, Peers, expect_done};
@@ -76,13 +78,9 @@ struct Shared {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Meeting> {
-        self.meeting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Ends the run of every rank; the first cause counts.
     fn fail(&self, failure: RankFailure, is_ours: bool) {
-        let mut meeting = self.lock();
+        let mut meeting = self.meeting.lock();
         let is_first = meeting.failure.is_none();
         let failure = meeting.failure.get_or_insert(failure).clone();
         drop(meeting);
@@ -101,7 +99,7 @@ pub struct RankGroup {
 
 impl fmt::Debug for RankGroup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let local = self.shared.lock().given.len();
+        let local = self.shared.meeting.lock().given.len();
         let first = self.shared.first;
         write!(
             f,
@@ -144,7 +142,7 @@ impl RankGroup {
 
     /// Returns the ranks of this process, in order.
     pub fn ranks(&self) -> Vec<Rank> {
-        let local = self.shared.lock().given.len();
+        let local = self.shared.meeting.lock().given.len();
         let rank = |local| Rank {
             local,
             group: self.clone(),
@@ -189,7 +187,7 @@ impl RankGroup {
         while let Some((index, outcome)) = self.next_end(&receiver, &mut limit) {
             ended[index] = outcome.ok();
         }
-        if let Some(failure) = self.shared.lock().failure.clone() {
+        if let Some(failure) = self.shared.meeting.lock().failure.clone() {
             return Err(failure.into());
         }
         if let Some(link) = &self.shared.link {
@@ -207,7 +205,7 @@ impl RankGroup {
                 Err(RecvTimeoutError::Disconnected) => return None,
                 Err(RecvTimeoutError::Timeout) => {}
             }
-            if self.shared.lock().failure.is_some()
+            if self.shared.meeting.lock().failure.is_some()
                 && Instant::now() >= *limit.get_or_insert(Instant::now() + GRACE)
             {
                 return None;
@@ -258,7 +256,7 @@ impl Rank {
     /// [`VlmTrainError::Rank`] if a rank has failed or does not arrive in time.
     pub fn exchange(&self, bytes: Vec<u8>) -> Result<Arc<Vec<Vec<u8>>>> {
         let shared = &*self.group.shared;
-        let mut meeting = shared.lock();
+        let mut meeting = shared.meeting.lock();
         if let Some(failure) = &meeting.failure {
             return Err(failure.clone().into());
         }
@@ -273,7 +271,7 @@ impl Rank {
                 Some(link) => link.exchange(parts),
             };
             let received = received.inspect_err(|failure| shared.fail(failure.clone(), false))?;
-            meeting = shared.lock();
+            meeting = shared.meeting.lock();
             meeting.received = Arc::new(received);
             meeting.is_away = false;
             meeting.round += 1;
@@ -303,8 +301,7 @@ impl Rank {
                 return Err(failure.into());
             }
             let left = left.max(Duration::from_millis(50));
-            let waited = shared.changed.wait_timeout(meeting, left);
-            meeting = waited.unwrap_or_else(PoisonError::into_inner).0;
+            shared.changed.wait_for(&mut meeting, left);
         }
     }
 

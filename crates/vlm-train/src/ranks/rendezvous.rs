@@ -7,10 +7,11 @@
 use std::io::{Error as IoError, ErrorKind};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex};
 use serde::{Deserialize, Serialize};
 
 use super::frame::{Seal, TAG, is_equal, read_plain, tag, write_plain};
@@ -153,10 +154,6 @@ impl Out {
 pub(super) fn receive(stream: &mut TcpStream, seal: &mut Seal) -> std::io::Result<Message> {
     let frame = seal.read(stream)?;
     Ok(serde_json::from_slice(&frame)?)
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The cause of a connection that ended.
@@ -359,7 +356,8 @@ struct Client {
 
 impl Client {
     fn fail(&self, failure: RankFailure) {
-        lock(&self.inbox)
+        self.inbox
+            .lock()
             .failure
             .get_or_insert_with(|| failure.clone());
         self.changed.notify_all();
@@ -372,7 +370,7 @@ impl Client {
         loop {
             match receive(&mut stream, &mut seal) {
                 Ok(Message::Parts(parts)) => {
-                    lock(&self.inbox).parts = Some(parts);
+                    self.inbox.lock().parts = Some(parts);
                     self.changed.notify_all();
                 }
                 Ok(Message::Failed { rank, cause }) => {
@@ -400,23 +398,23 @@ impl Client {
     fn end(&self) {
         self.is_over.store(true, Ordering::Release);
         // The connection may have ended already.
-        let _ = lock(&self.out).stream.shutdown(Shutdown::Both);
-        *lock(&self.ended) = true;
+        let _ = self.out.lock().stream.shutdown(Shutdown::Both);
+        *self.ended.lock() = true;
         self.changed_end.notify_all();
     }
 
     /// Waits until the server, which ends with this process, has passed the cause on to the others.
     fn wait_for_server(&self) {
-        let ended = lock(&self.ended);
+        let mut ended = self.ended.lock();
         if self.has_server {
             let wait = |ended: &mut bool| !*ended;
-            drop(self.changed_end.wait_timeout_while(ended, HANDSHAKE, wait));
+            self.changed_end.wait_while_for(&mut ended, wait, HANDSHAKE);
         }
     }
 
     fn stay_alive(&self) {
         while !self.is_over.load(Ordering::Acquire) {
-            if lock(&self.out).send(&Message::Alive).is_err() {
+            if self.out.lock().send(&Message::Alive).is_err() {
                 return;
             }
             thread::sleep(ALIVE);
@@ -426,8 +424,8 @@ impl Client {
 
 impl Link for Arc<Client> {
     fn exchange(&self, parts: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>, RankFailure> {
-        let sent = lock(&self.out).send(&Message::Parts(parts));
-        let mut inbox = lock(&self.inbox);
+        let sent = self.out.lock().send(&Message::Parts(parts));
+        let mut inbox = self.inbox.lock();
         loop {
             // A round that is complete counts, also if a rank has failed since.
             if let Some(parts) = inbox.parts.take() {
@@ -442,22 +440,21 @@ impl Link for Arc<Client> {
             }
             // The reader ends this wait: the server sends a heartbeat every few seconds, or is
             // gone.
-            let waited = self.changed.wait(inbox);
-            inbox = waited.unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut inbox);
         }
     }
 
     fn fail(&self, failure: &RankFailure) {
         let RankFailure { rank, cause } = failure.clone();
         // If the server is gone, the reader reports it to the others.
-        let _ = lock(&self.out).send(&Message::Failed { rank, cause });
+        let _ = self.out.lock().send(&Message::Failed { rank, cause });
         self.wait_for_server();
     }
 
     fn finish(&self) {
         self.is_over.store(true, Ordering::Release);
         // The server may have ended before.
-        let _ = lock(&self.out).send(&Message::Bye);
+        let _ = self.out.lock().send(&Message::Bye);
         self.wait_for_server();
     }
 }

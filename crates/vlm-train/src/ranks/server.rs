@@ -2,16 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use burn_fused::openings::Openings;
+use parking_lot::Mutex;
 
 use super::frame::{Seal, TAG, is_equal, read_plain, write_plain};
 use super::rendezvous::{
     ALIVE, HANDSHAKE, HELLO_LIMIT, Hello, Message, Out, POLL, Rendezvous, SILENCE, VERSION, gone,
-    lock, nonce, proof, receive, seals,
+    nonce, proof, receive, seals,
 };
 use super::{RankFailure, slow};
 
@@ -85,7 +86,7 @@ impl Server {
         loop {
             self.accept(&listener, LATE);
             thread::sleep(POLL);
-            let mut state = lock(&self.state);
+            let mut state = self.state.lock();
             if state.by_number.values().all(|host| host.is_over) {
                 drop(state);
                 self.send_all(&Message::Bye);
@@ -137,7 +138,7 @@ impl Server {
 
     /// Sends heartbeats every few seconds.
     fn be_alive(&self) {
-        let mut last = lock(&self.spoke);
+        let mut last = self.spoke.lock();
         if last.is_none_or(|last| last.elapsed() > ALIVE) {
             *last = Some(Instant::now());
             self.send_all(&Message::Alive);
@@ -145,7 +146,7 @@ impl Server {
     }
 
     fn missing(&self) -> String {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         let missing = (0..self.hosts).filter(|host| !state.by_number.contains_key(host));
         let missing = missing.map(|host| match state.refused.get(&host) {
             Some(reason) => format!("{host} (refused: {reason})"),
@@ -157,7 +158,7 @@ impl Server {
 
     fn send_all(&self, message: &Message) {
         // Host 0 comes last, because its process may end, and this server with it.
-        for host in lock(&self.state).by_number.values_mut().rev() {
+        for host in self.state.lock().by_number.values_mut().rev() {
             // The thread that reads from a host notices if it is gone.
             let _ = host.out.send(message);
         }
@@ -165,7 +166,7 @@ impl Server {
 
     /// Begins the run if all hosts have connected.
     fn begin(&self) -> bool {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if state.by_number.len() < self.hosts {
             return false;
         }
@@ -191,7 +192,7 @@ impl Server {
         };
         loop {
             let message = receive(&mut stream, &mut seal);
-            let mut state = lock(&self.state);
+            let mut state = self.state.lock();
             match message {
                 Ok(Message::Parts(parts)) => give(&mut state, number, parts),
                 Ok(Message::Failed { rank, cause }) => {
@@ -246,7 +247,7 @@ impl Server {
         if !self.openings.finish(id) {
             return Ok(None);
         }
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let refusal = self.refusal(&state, &hello);
         if let Some(reason) = refusal.as_ref().filter(|_| hello.host < self.hosts) {
             state.refused.insert(hello.host, reason.clone());

@@ -5,9 +5,10 @@ use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use plain_files::Fingerprint;
+
 use super::records::{Place, Records, State};
 use super::{Conversation, Conversations, FileOptions};
-use crate::fingerprint::Fingerprint;
 use crate::text::error::{Result, TextError};
 
 /// The offsets of a data file's records, 16 bytes of memory each. Each record is read from the file

@@ -1,6 +1,9 @@
 //! The paths of a record's pictures and frames.
 
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+
+use data_encoding::{DecodeKind, Encoding, Specification};
 
 use super::limits::{FrameChoice, PictureLimits};
 use crate::text::error::RecordProblem;
@@ -249,41 +252,30 @@ fn decode_base64(text: &str, key: &str) -> Result<Vec<u8>, RecordProblem> {
         key: key.to_owned(),
         detail,
     };
-    let mut out = Vec::with_capacity(text.len() / 4 * 3);
-    let (mut bits, mut count, mut padding) = (0u32, 0, 0);
-    for byte in text.bytes() {
-        let value = match byte {
-            b'A'..=b'Z' => byte - b'A',
-            b'a'..=b'z' => byte - b'a' + 26,
-            b'0'..=b'9' => byte - b'0' + 52,
-            b'+' | b'-' => 62,
-            b'/' | b'_' => 63,
-            b'=' => {
-                padding += 1;
-                continue;
-            }
-            b'\r' | b'\n' => continue,
-            _ => return Err(error("a character outside its alphabet")),
-        };
-        if padding > 0 {
-            return Err(error("data after the padding"));
-        }
-        bits = bits << 6 | u32::from(value);
-        count += 6;
-        if count >= 8 {
-            count -= 8;
-            out.push((bits >> count) as u8);
-            bits &= (1 << count) - 1;
-        }
+    let bare = text.trim_end_matches(['=', '\r', '\n']);
+    let padding = text[bare.len()..].matches('=').count();
+    let bytes = BASE64.decode(bare.as_bytes()).map_err(|cause| {
+        error(match cause.kind {
+            DecodeKind::Symbol => "a character outside its alphabet",
+            _ => "it is cut off",
+        })
+    })?;
+    match (padding, bytes.is_empty()) {
+        (3.., _) => Err(error("it is cut off")),
+        (_, true) => Err(error("it is empty")),
+        _ => Ok(bytes),
     }
-    if padding > 2 || count == 6 || bits != 0 {
-        return Err(error("it is cut off"));
-    }
-    if out.is_empty() {
-        return Err(error("it is empty"));
-    }
-    Ok(out)
 }
+
+/// Both alphabets of base64, with line breaks anywhere.
+static BASE64: LazyLock<Encoding> = LazyLock::new(|| {
+    let mut both = Specification::new();
+    both.symbols += "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    (both.translate.from, both.translate.to) = ("-_".to_owned(), "+/".to_owned());
+    both.ignore += "\r\n";
+    let fixed = |error| unreachable!("the alphabet is fixed: {error}");
+    both.encoding().unwrap_or_else(fixed)
+});
 
 #[cfg(test)]
 mod tests {
