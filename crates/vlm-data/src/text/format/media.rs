@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
-use data_encoding::{DecodeKind, Encoding, Specification};
+use data_encoding::{Encoding, Specification};
 
 use super::limits::{FrameChoice, PictureLimits};
 use crate::text::error::RecordProblem;
@@ -254,10 +254,11 @@ fn decode_base64(text: &str, key: &str) -> Result<Vec<u8>, RecordProblem> {
     };
     let bare = text.trim_end_matches(['=', '\r', '\n']);
     let padding = text[bare.len()..].matches('=').count();
-    let bytes = BASE64.decode(bare.as_bytes()).map_err(|cause| {
-        error(match cause.kind {
-            DecodeKind::Symbol => "a character outside its alphabet",
-            _ => "it is cut off",
+    let is_outside = |byte: u8| !byte.is_ascii_alphanumeric() && !b"+/-_\r\n".contains(&byte);
+    let bytes = BASE64.decode(bare.as_bytes()).map_err(|_| {
+        error(match bare.bytes().any(is_outside) {
+            true => "a character outside its alphabet",
+            false => "it is cut off",
         })
     })?;
     match (padding, bytes.is_empty()) {
