@@ -49,8 +49,9 @@ fn copied(from: &Path, to: &Path, names: &[&str]) {
 }
 
 fn digest(bytes: &[u8]) -> String {
-    let add = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
-    format!("{:016x}", bytes.iter().fold(0xcbf2_9ce4_8422_2325, add))
+    let mut hash = plain_files::Fingerprint::default();
+    hash.add(bytes);
+    format!("{:016x}", hash.value())
 }
 
 /// The bytes of each tensor of a file.

@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::{env, fs, io};
 
+use plain_files::Fingerprint;
+
 /// Variable that names the folder of compiled kernels, or is `off`.
 pub(crate) const CACHE_VARIABLE: &str = "ROPE_ASCEND_CACHE";
 
@@ -38,12 +40,11 @@ fn folder(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     Some(cache.or_else(home)?.join("rope-ascend"))
 }
 
-/// FNV-1a (Fowler, Noll, Vo), 64 bits: the same on every machine and in every release.
+/// The same on every machine and in every release.
 fn checksum<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> u64 {
-    let bytes = parts.into_iter().flatten();
-    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    })
+    let mut hash = Fingerprint::default();
+    parts.into_iter().for_each(|part| hash.add(part));
+    hash.value()
 }
 
 impl KernelFile {

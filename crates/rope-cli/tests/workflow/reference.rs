@@ -129,8 +129,9 @@ pub(super) fn round(folder: &Path, precision: &str) {
     std::fs::write(path, [&length[..], header.as_bytes(), &data].concat()).expect("written");
 }
 
-/// FNV-1a of 64 bits.
+/// A tensor's fingerprint.
 pub(super) fn digest(bytes: &[u8]) -> String {
-    let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
-    format!("{:016x}", bytes.iter().fold(0xcbf2_9ce4_8422_2325, step))
+    let mut hash = plain_files::Fingerprint::default();
+    hash.add(bytes);
+    format!("{:016x}", hash.value())
 }
