@@ -9,6 +9,8 @@
 //! ITU-T T.871 (JFIF) for the colours, with 16 fractional bits; Pillow 13.0.0, `cmyk2rgb` of
 //! Convert.c
 
+use std::ops::Range;
+
 use crate::Result;
 use crate::memory::zeros;
 
@@ -154,9 +156,7 @@ impl Rows {
         } else {
             end - self.largest
         };
-        for y in self.done..end {
-            self.finish_row(y);
-        }
+        self.finish_rows(self.done..end);
         self.done = end;
         for plane in &mut self.planes {
             let keep = (end / self.largest * plane.factor).saturating_sub(1);
@@ -167,20 +167,39 @@ impl Rows {
         }
     }
 
+    #[allow(unsafe_code, reason = "a function is compiled for AVX2")]
+    fn finish_rows(&mut self, rows: Range<usize>) {
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx2") {
+            // SAFETY: AVX2 was detected, the only condition of `finish_rows_avx2`.
+            return unsafe { self.finish_rows_avx2(rows) };
+        }
+        rows.for_each(|y| self.finish_row(y));
+    }
+
+    /// The same, compiled for AVX2.
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2")]
+    fn finish_rows_avx2(&mut self, rows: Range<usize>) {
+        for y in rows {
+            self.finish_row(y);
+        }
+    }
+
+    #[inline(always)]
     fn finish_row(&mut self, y: usize) {
         for plane in &mut self.planes {
             upsample(plane, y);
         }
-        let rows: [&[u8]; 4] = std::array::from_fn(|index| {
-            let plane = self.planes.get(index)?;
-            let row = match plane.upsampling {
+        let mut rows: [&[u8]; 4] = [&[]; 4];
+        for (row, plane) in rows.iter_mut().zip(&self.planes) {
+            let whole = match plane.upsampling {
                 Upsampling::Repeated([1, 1]) => plane.row(y),
                 Upsampling::Repeated([1, down]) => plane.row(y / down),
                 _ => &plane.wide,
             };
-            Some(&row[..self.width])
-        })
-        .map(Option::unwrap_or_default);
+            *row = &whole[..self.width];
+        }
         let pixels = self.rgb.as_chunks_mut::<3>().0;
         let out = &mut pixels[y * self.width..][..self.width];
         write_colours(rows, self.colours, out);
@@ -193,6 +212,7 @@ impl Rows {
 }
 
 /// Computes the upsampled row `y` of a component.
+#[inline(always)]
 fn upsample(plane: &mut Plane, y: usize) {
     let mut wide = std::mem::take(&mut plane.wide);
     let mut sums = std::mem::take(&mut plane.sums);
@@ -262,7 +282,8 @@ fn rgb([luma, blue, red]: [u8; 3]) -> [u8; 3] {
         HALF - GREEN[0] * blue - GREEN[1] * red,
         BLUE * blue + HALF,
     ];
-    parts.map(|part| (luma + (part >> 16)).clamp(0, 255) as u8)
+    let level = |part: i32| (luma + (part >> 16)).clamp(0, 255) as u8;
+    [level(parts[0]), level(parts[1]), level(parts[2])]
 }
 
 /// RGB of inks, of which Adobe's files and thus Pillow have the complement: `paper` is the
@@ -275,6 +296,7 @@ fn on_paper(inks: [u8; 3], paper: u8) -> [u8; 3] {
 }
 
 /// Writes a row of pixels.
+#[inline(always)]
 fn write_colours([a, b, c, d]: [&[u8]; 4], colours: Colours, out: &mut [[u8; 3]]) {
     let three = || a.iter().zip(b).zip(c).map(|((&a, &b), &c)| [a, b, c]);
     match colours {

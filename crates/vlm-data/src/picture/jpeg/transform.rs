@@ -24,9 +24,20 @@ const fn fixed(x: f64) -> i32 {
 /// Eight values that are transformed side by side.
 type Lanes = [i32; 8];
 
+/// Applies a function to each lane. `map` and `from_fn` of arrays may become functions without the
+/// instructions of their caller.
+#[inline(always)]
+fn each(a: Lanes, f: impl Fn(i32) -> i32) -> Lanes {
+    map(a, a, |value, _| f(value))
+}
+
 #[inline(always)]
 fn map(a: Lanes, b: Lanes, f: impl Fn(i32, i32) -> i32) -> Lanes {
-    std::array::from_fn(|lane| f(a[lane], b[lane]))
+    let mut out = [0; 8];
+    for lane in 0..8 {
+        out[lane] = f(a[lane], b[lane]);
+    }
+    out
 }
 
 #[inline(always)]
@@ -46,13 +57,13 @@ fn times(a: Lanes, factor: f64) -> Lanes {
     } else {
         fixed(factor)
     };
-    a.map(|value| value.wrapping_mul(factor))
+    each(a, |value| value.wrapping_mul(factor))
 }
 
 /// The lower 16 bits.
 #[inline(always)]
 fn wrapped(a: Lanes) -> Lanes {
-    a.map(|value| i32::from(value as i16))
+    each(a, |value| i32::from(value as i16))
 }
 
 /// One pass over columns, with `shift` bits rounded off and 16 left.
@@ -63,8 +74,8 @@ fn pass(rows: &[Lanes; 8], shift: u32) -> [Lanes; 8] {
         add(middle, times(rows[2], 0.765_366_865)),
         sub(middle, times(rows[6], 1.847_759_065)),
     ];
-    let sum = wrapped(add(rows[0], rows[4])).map(|value| value << FRACTION);
-    let difference = wrapped(sub(rows[0], rows[4])).map(|value| value << FRACTION);
+    let sum = each(wrapped(add(rows[0], rows[4])), |value| value << FRACTION);
+    let difference = each(wrapped(sub(rows[0], rows[4])), |value| value << FRACTION);
     let upper = [
         add(sum, even[0]),
         add(difference, even[1]),
@@ -92,15 +103,21 @@ fn pass(rows: &[Lanes; 8], shift: u32) -> [Lanes; 8] {
     };
     let mut out = [[0; 8]; 8];
     for (index, (upper, lower)) in upper.into_iter().zip(lower).enumerate() {
-        out[index] = add(upper, lower).map(round);
-        out[7 - index] = sub(upper, lower).map(round);
+        out[index] = each(add(upper, lower), round);
+        out[7 - index] = each(sub(upper, lower), round);
     }
     out
 }
 
 #[inline(always)]
 fn transposed(rows: &[Lanes; 8]) -> [Lanes; 8] {
-    std::array::from_fn(|row| std::array::from_fn(|column| rows[column][row]))
+    let mut out = [[0; 8]; 8];
+    for (row, out) in out.iter_mut().enumerate() {
+        for (column, out) in out.iter_mut().enumerate() {
+            *out = rows[column][row];
+        }
+    }
+    out
 }
 
 #[inline(always)]
@@ -110,20 +127,23 @@ fn level(value: i32) -> u8 {
 
 #[inline(always)]
 fn full(coefficients: &[i16; BLOCK], quant: &[u16; BLOCK]) -> [[u8; 8]; 8] {
-    let rows: [Lanes; 8] = std::array::from_fn(|row| {
-        std::array::from_fn(|column| {
-            let place = 8 * row + column;
-            i32::from(coefficients[place].wrapping_mul(quant[place] as i16))
-        })
-    });
+    let mut rows = [[0; 8]; 8];
+    let products = coefficients.iter().zip(quant);
+    for (value, (&coefficient, &step)) in rows.as_flattened_mut().iter_mut().zip(products) {
+        *value = i32::from(coefficient.wrapping_mul(step as i16));
+    }
     let columns = if coefficients[8..].iter().all(|&value| value == 0) {
-        [rows[0].map(|value| i32::from((value << BETWEEN) as i16)); 8]
+        [wrapped(each(rows[0], |value| value << BETWEEN)); 8]
     } else {
         pass(&rows, FRACTION - BETWEEN)
     };
     let levels = pass(&transposed(&columns), FRACTION + BETWEEN + 3);
     let levels = transposed(&levels);
-    levels.map(|row| row.map(level))
+    let mut out = [[0; 8]; 8];
+    for (out, &value) in out.as_flattened_mut().iter_mut().zip(levels.as_flattened()) {
+        *out = level(value);
+    }
+    out
 }
 
 /// The same, compiled for AVX2.

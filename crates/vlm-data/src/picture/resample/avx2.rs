@@ -125,14 +125,17 @@ fn rows<const R: usize, const PARTS: usize>(axis: &Axis, input: [&[u8]; R], outp
     let shift = _mm_cvtsi32_si128(axis.precision as i32);
     let to = axis.outputs * COLOURS;
     for x in 0..axis.outputs {
-        let all_weights = axis.weights(x).map(|part| part.as_chunks::<GROUP>().0);
+        let [low, high] = axis.weights(x);
+        let all_weights = [low.as_chunks::<GROUP>().0, high.as_chunks::<GROUP>().0];
         let mut sums = [[_mm256_setzero_si256(); PARTS]; R];
         let start = axis.first[x] * COLOURS;
         for group in 0..axis.taps / GROUP {
             let mut weights = [_mm256_setzero_si256(); PARTS];
             for (register, part) in weights.iter_mut().zip(all_weights) {
-                let [a, b, c, d] = part[group].map(|weight| u64::from(weight as u16));
-                let four = (a | b << 16 | c << 32 | d << 48) as i64;
+                let [a, b, c, d] = part[group];
+                let [a, b, c, d] = [a as u16, b as u16, c as u16, d as u16];
+                let low = i64::from(a) | i64::from(b) << 16;
+                let four = low | i64::from(c) << 32 | i64::from(d) << 48;
                 let four = _mm256_castsi128_si256(_mm_cvtsi64_si128(four));
                 *register = _mm256_permutevar8x32_epi32(four, halves);
             }
