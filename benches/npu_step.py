@@ -105,8 +105,6 @@ def cost(line, tokens):
     shapes = [(t, [large.get(int(d), int(d)) for d in dims.split(",") if d]) for t, dims in TENSOR.findall(line)]
     sizes = [BYTES[t] * math.prod(dims) for t, dims in shapes]
     moved = sum(sizes) + (sizes[0] if "Inplace" in name else 0)
-    if "AdamW" in name:
-        moved += sum(sizes[:3])
     if name in ("aclnnMm", "aclnnAddmm", "aclnnBatchMatMul"):
         x, out = shapes[-3][1], shapes[-1][1]
         kind = 300e12 if shapes[-3][0] == "bf16" else 75e12
@@ -142,9 +140,9 @@ def main():
                 names[line.split(" ")[0].removeprefix("aclnn")] += times / 2
             if trained == "whole":
                 # The small model's matrices are joined for the update, which those of more than a million elements are
-                # not: each has its squares and their sum, the clipping, the update, and the rounding of its master.
+                # not: each has its sum of squares, and its update with the rounding of its master.
                 weights = 4096 * (2 * 4096 + 2 * 1024 + 3 * 12288)
-                per_element = {"squares": 8, "sum": 4, "clipping": 8, "ApplyAdamWV2": 28, "rounding": 6}
+                per_element = {"rope_square_sums_f32": 4, "rope_adamw_bf16": 30}
                 count += 7 * len(per_element)
                 moved += weights * sum(per_element.values())
                 time += weights * sum(per_element.values()) / 1.3e12

@@ -79,6 +79,7 @@ fn an_update_makes_no_tensor() {
             betas: [0.9, 0.999],
             epsilon: 1e-8,
             steps: 1,
+            scale: 0.5,
         },
     );
     let peak = |device: &Device, dtype: FloatDType, is_held: bool| {

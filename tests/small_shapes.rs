@@ -10,8 +10,8 @@ use crate::random::Random;
 use burn::tensor::{DType, Device, Int, Tensor};
 use burn_attention::{
     AdamWOp, Adapter, Attention, AttentionMask, CrossEntropy, GatedDelta, MaskRules, Sequences,
-    Window, adamw, adapted_linears, gated_delta_step, linear, rms_norm, short_convolution, swiglu,
-    wide_linear,
+    Source, Window, adamw, adapted_linear_source, adapted_linears, backward_from, gated_delta_step,
+    linear, linear_source, rms_norm, short_convolution, swiglu, wide_linear, wide_linear_source,
 };
 use rope_burn::rope_core::{Layout, Pairing, Positions, RotarySpec};
 use rope_burn::{Implementation, NormRotaryConfig, Rotary, RotaryAngles, RotaryConfig};
@@ -112,6 +112,14 @@ fn goes_back<const D: usize>(outputs: &[Tensor<D>]) -> bool {
         if out.is_require_grad() {
             out.clone().sum().backward();
         }
+    }
+    true
+}
+
+/// As [`goes_back`].
+fn goes_back_from(source: Source) -> bool {
+    if source.is_tracked() {
+        backward_from([source]);
     }
     true
 }
@@ -257,6 +265,7 @@ const FUNCTIONS: &[Function] = &[
             decay: number(0.1),
             betas: [number(0.9), number(0.999)],
             epsilon: number(1e-8),
+            scale: 0.5,
             steps: random.of(&[0, 1, 2, u64::MAX]),
         };
         let dtype = random.of(&[DType::F32, DType::BF16, DType::F16, DType::F64]);
@@ -285,6 +294,24 @@ const FUNCTIONS: &[Function] = &[
         let (x, weight) = (random.tensor([1, 3, 2]), random.tensor([2, 4]));
         let bias = (random.below(2) == 0).then(|| random.tensor([4]));
         wide_linear(x, weight, bias).is_ok_and(|out| goes_back(&[out]))
+    }),
+    ("burn-attention linear_source", |random| {
+        let (x, weight) = (random.tensor([1, 3, 2]), random.tensor([2, 4]));
+        let gradient = random.tensor([1, 3, 4]).inner();
+        linear_source(x, weight, None, None, gradient).is_ok_and(goes_back_from)
+    }),
+    ("burn-attention wide_linear_source", |random| {
+        let (x, weight) = (random.tensor([1, 3, 2]), random.tensor([2, 4]));
+        let gradient = random.tensor([1, 3, 4]).inner();
+        wide_linear_source(x, weight, None, gradient).is_ok_and(goes_back_from)
+    }),
+    ("burn-attention adapted_linear_source", |random| {
+        let (x, weight) = (random.tensor([1, 3, 2]), random.tensor([2, 4]));
+        let (a, b) = (random.tensor([1, 2]), random.tensor([1, 4]));
+        let factors = [random.tensor([1, 2]), random.tensor([1, 4])];
+        let layer = (weight, None, Adapter { a, b, factors });
+        let gradient = random.tensor([1, 3, 4]).inner();
+        adapted_linear_source(x, layer, gradient).is_ok_and(goes_back_from)
     }),
     ("burn-attention GatedDelta::try_forward", |random| {
         let [q, k] = [(); 2].map(|()| random.tensor([1, 3, 1, 2]));

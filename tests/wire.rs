@@ -61,7 +61,11 @@ fn calls() -> Vec<Call> {
         numbers: numbers.to_vec(),
     };
     let row_numbers = f32(&[3, 1]);
-    let matrix = f32(&[3, 8]);
+    let (matrix, flat, one) = (f32(&[3, 8]), f32(&[24]), f32(&[1]));
+    let f16 = (vec![3, 8], DType::F16);
+    // The rate, the decay, betas and epsilon, the number of updates, the scale.
+    let real = ScalarIr::Float(0.1);
+    let update = [&[real; 5][..], &ints(&[3]), &[real]].concat();
     let narrow = |shape: &[usize]| (shape.to_vec(), DType::BF16);
     let (tokens, factor, rounded) = (narrow(&[5, 8]), narrow(&[4, 8]), narrow(&[2, 5]));
     let (inner, half) = (f32(&[4, 5]), f32(&[2, 8]));
@@ -91,8 +95,15 @@ fn calls() -> Vec<Call> {
             "adamw.update",
             &[&matrix, &matrix, &matrix, &matrix],
             &[&matrix, &matrix, &matrix],
-            &[&ints(&[1])[..], &[ScalarIr::Float(0.1); 5], &ints(&[3])].concat(),
+            &[&ints(&[2])[..], &update[..]].concat(),
         ),
+        call(
+            "adamw.rounded_update",
+            &[&matrix, &matrix, &matrix, &matrix],
+            &[&matrix, &f16, &matrix, &matrix],
+            &[&ints(&[1])[..], &update[..], &ints(&[0])].concat(),
+        ),
+        call("adamw.square_sums", &[&flat], &[&one], &ints(&[1])),
         call(
             "attention.forward",
             &[&q, &kv, &kv],

@@ -1,7 +1,7 @@
 // Entry points: one for each element type and pairing, of the rotation, the gradient of the angles,
-// and the norm with the rotation and its backward; one for each element type of the low-rank term
-// and of the gate of a feed-forward network and its backward, and for each 16-bit type with a cube
-// core.
+// and the norm with the rotation and its backward; one for each element type of the low-rank term,
+// the gate of a feed-forward network, its backward, and the AdamW update with rounded values; one of
+// the sums of squares; and for each 16-bit type one with a cube core.
 //
 // All take device addresses and the tiling by value. An absent tensor (no k) is a null address with
 // no heads.
@@ -16,6 +16,7 @@
 #include "rope_norm.h"
 #include "rope_rotate.h"
 #include "rope_swiglu.h"
+#include "rope_update.h"
 
 #ifdef ROPE_NO_QUALIFIERS
 #define ROPE_VECTOR
@@ -89,7 +90,7 @@
 #define ROPE_SWIGLU_ENTRY(name, type, backward)                                        \
     extern "C" ROPE_VECTOR __global__ __aicore__ void name(                            \
         GM_ADDR gate, GM_ADDR up, GM_ADDR dy, GM_ADDR first, GM_ADDR second,           \
-        rope::SwiGluTiling tiling) {                                                   \
+        rope::DenseTiling tiling) {                                                   \
         KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);                                \
         AscendC::TPipe pipe;                                                           \
         rope::SwiGlu<type, backward> kernel(pipe, tiling);                             \
@@ -99,8 +100,27 @@
     ROPE_SWIGLU_ENTRY(rope_swiglu_##name, type, false) \
     ROPE_SWIGLU_ENTRY(rope_swiglu_grad_##name, type, true)
 
+#define ROPE_ADAMW(name, type)                                                         \
+    extern "C" ROPE_VECTOR __global__ __aicore__ void rope_adamw_##name(               \
+        GM_ADDR value, GM_ADDR gradient, GM_ADDR first, GM_ADDR second,                \
+        GM_ADDR rounded, rope::AdamWTiling tiling) {                                   \
+        KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);                                \
+        AscendC::TPipe pipe;                                                           \
+        rope::AdamW<type> kernel(pipe, tiling);                                        \
+        kernel.Run(value, gradient, first, second, rounded);                           \
+    }
+
+extern "C" ROPE_VECTOR __global__ __aicore__ void rope_square_sums_f32(GM_ADDR x, GM_ADDR sums,
+                                                                       rope::DenseTiling tiling) {
+    KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
+    AscendC::TPipe pipe;
+    rope::SquareSums kernel(pipe, tiling);
+    kernel.Run(x, sums);
+}
+
 #define ROPE_OF_TYPE(name, type)                          \
     ROPE_SWIGLU(name, type)                               \
+    ROPE_ADAMW(name, type)                                \
     ROPE_LOW_RANK(name, type)                             \
     ROPE_ROTATE(split_##name, type, kSplit)               \
     ROPE_ROTATE(adjacent_##name, type, kAdjacent)         \

@@ -62,6 +62,34 @@ __aicore__ inline void VectorBarrier() {
 // compiled for more kinds of cores than it states: two vector cores a block have twice the numbers.
 __aicore__ inline bool IsBeyond(uint64_t block, uint64_t blocks) { return block >= blocks; }
 
+// A transfer of a run of elements.
+template <typename T>
+__aicore__ inline DataCopyExtParams OneRun(uint32_t count) {
+    DataCopyExtParams copy;
+    copy.blockCount = 1;
+    copy.blockLen = count * static_cast<uint32_t>(sizeof(T));
+    return copy;
+}
+
+// Loads a run of elements into a slot that also stores.
+template <typename T, typename Slots>
+__aicore__ inline LocalTensor<T> LoadRun(Slots& slots, const GlobalTensor<T>& gm, uint32_t count) {
+    LocalTensor<T> slot = slots.template AllocTensor<T>();
+    DataCopyPad(slot, gm, OneRun<T>(count), DataCopyPadExtParams<T>());
+    slots.template EnQue<TPosition::GM, TPosition::VECIN, T>(slot);
+    return slots.template DeQue<TPosition::GM, TPosition::VECIN, T>();
+}
+
+// Stores a slot and gives it back.
+template <typename T, typename Slots>
+__aicore__ inline void StoreRun(Slots& slots, LocalTensor<T>& slot, const GlobalTensor<T>& gm,
+                                uint32_t count) {
+    slots.template EnQue<TPosition::VECOUT, TPosition::GM, T>(slot);
+    slot = slots.template DeQue<TPosition::VECOUT, TPosition::GM, T>();
+    DataCopyPad(gm, slot, OneRun<T>(count));
+    slots.FreeTensor(slot);
+}
+
 // A run of tokens of one batch, with a range of their heads (q's heads, then k's).
 struct Part {
     uint64_t batch, index, row;  // index of the first token in its batch, row of its angles

@@ -27,7 +27,7 @@ class SwiGlu {
     static constexpr uint32_t kWork = (kWide ? 0 : (kBackward ? 3 : 2)) + (kBackward ? 3 : 1);
 
 public:
-    __aicore__ inline SwiGlu(TPipe& pipe, const SwiGluTiling& t) : pipe_(pipe), t_(t) {}
+    __aicore__ inline SwiGlu(TPipe& pipe, const DenseTiling& t) : pipe_(pipe), t_(t) {}
 
     __aicore__ inline void Run(GM_ADDR gate, GM_ADDR up, GM_ADDR dy, GM_ADDR first,
                                GM_ADDR second) {
@@ -54,33 +54,12 @@ private:
     using Slots = AscendC::TQueBind<TPosition::VECIN, TPosition::VECOUT, 1>;
 
     TPipe& pipe_;
-    const SwiGluTiling& t_;
+    const DenseTiling& t_;
     GlobalTensor<T> gm_[kTensorCount];
     Slots gate_, up_;
     AscendC::TQue<TPosition::VECIN, 1> dy_;
     TBuf<TPosition::VECCALC> work_;
-    uint64_t start_;
     uint32_t count_;
-
-    __aicore__ inline DataCopyExtParams OneRun() const {
-        DataCopyExtParams copy;
-        copy.blockCount = 1;
-        copy.blockLen = count_ * static_cast<uint32_t>(sizeof(T));
-        return copy;
-    }
-
-    __aicore__ inline LocalTensor<T> Load(Slots& slots, uint32_t tensor) {
-        LocalTensor<T> slot = slots.template AllocTensor<T>();
-        DataCopyPad(slot, gm_[tensor][start_], OneRun(), DataCopyPadExtParams<T>());
-        slots.template EnQue<TPosition::GM, TPosition::VECIN, T>(slot);
-        return slots.template DeQue<TPosition::GM, TPosition::VECIN, T>();
-    }
-
-    __aicore__ inline void Store(Slots& slots, LocalTensor<T>& slot, uint32_t tensor) {
-        slots.template EnQue<TPosition::VECOUT, TPosition::GM, T>(slot);
-        slot = slots.template DeQue<TPosition::VECOUT, TPosition::GM, T>();
-        DataCopyPad(gm_[tensor][start_], slot, OneRun());
-    }
 
     // The tensor in f32: itself, or a copy in part `part` of the work area.
     __aicore__ inline LocalTensor<float> Widen(const LocalTensor<T>& x, uint32_t part) {
@@ -102,14 +81,14 @@ private:
     }
 
     __aicore__ inline void RunTile(uint64_t start) {
-        start_ = start;
         const uint64_t left = t_.elements - start;
         count_ = left < t_.tile ? static_cast<uint32_t>(left) : t_.tile;
         const int32_t n = static_cast<int32_t>(count_);
-        LocalTensor<T> gate = Load(gate_, 0), up = Load(up_, 1), dy;
+        LocalTensor<T> gate = LoadRun(gate_, gm_[0][start], count_);
+        LocalTensor<T> up = LoadRun(up_, gm_[1][start], count_), dy;
         if constexpr (kBackward) {
             dy = dy_.AllocTensor<T>();
-            DataCopyPad(dy, gm_[2][start_], OneRun(), DataCopyPadExtParams<T>());
+            DataCopyPad(dy, gm_[2][start], OneRun<T>(count_), DataCopyPadExtParams<T>());
             dy_.EnQue(dy);
             dy = dy_.DeQue<T>();
         }
@@ -147,18 +126,17 @@ private:
             Narrow(gate, g);
             Narrow(up, u);
             dy_.FreeTensor(dy);
-            Store(gate_, gate, 3);
-            Store(up_, up, 4);
+            StoreRun(gate_, gate, gm_[3][start], count_);
+            StoreRun(up_, up, gm_[4][start], count_);
         } else {
             AscendC::Div(s, g, s, n);
             VectorBarrier();
             AscendC::Mul(g, s, u, n);
             VectorBarrier();
             Narrow(gate, g);
-            Store(gate_, gate, 3);
+            StoreRun(gate_, gate, gm_[3][start], count_);
+            up_.FreeTensor(up);
         }
-        gate_.FreeTensor(gate);
-        up_.FreeTensor(up);
     }
 };
 

@@ -124,10 +124,25 @@ struct LowRankTiling {
     uint32_t stores_h;     // of 16-bit types alone
 };
 
-// Of rope_swiglu.h.
-struct SwiGluTiling {
+// Of the kernels over dense tensors: rope_swiglu.h, and the sums of rope_update.h.
+struct DenseTiling {
+    uint64_t elements;
+    uint32_t tile;  // elements of a tile: a multiple of 64, of sums a power of two
+    uint32_t reserved;
+};
+
+// Of the update of rope_update.h.
+struct AdamWTiling {
     uint64_t elements;
     uint32_t tile;  // elements of a tile, a multiple of 64
+    float scale;
+    float of_gradient;
+    float of_square;
+    float kept;
+    float correction;
+    float epsilon;
+    float stay;
+    float step;
     uint32_t reserved;
 };
 
@@ -150,6 +165,8 @@ static_assert(offsetof(NormTiling, adjoint_a_offset) == 588, "mirrored in args.r
 static_assert(offsetof(NormTiling, weight_offset) == 640, "mirrored in args.rs");
 static_assert(sizeof(LowRankTiling) == 40, "mirrored in args.rs");
 static_assert(offsetof(LowRankTiling, columns) == 16, "mirrored in args.rs");
-static_assert(sizeof(SwiGluTiling) == 16, "mirrored in args.rs");
+static_assert(sizeof(DenseTiling) == 16, "mirrored in args.rs");
+static_assert(sizeof(AdamWTiling) == 48, "mirrored in args.rs");
+static_assert(offsetof(AdamWTiling, scale) == 12, "mirrored in args.rs");
 
 }  // namespace rope

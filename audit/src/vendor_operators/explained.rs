@@ -147,7 +147,6 @@ pub(super) const EXPLAINED: &[Explained] = &[
     ),
     stricter(
         &[
-            "aclnnApplyAdamWV2",
             "aclnnArange",
             "aclnnGeluBackwardV2",
             "aclnnGeluV2",

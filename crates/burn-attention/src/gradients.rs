@@ -1,15 +1,17 @@
-//! Backward passes that start from a gradient.
+//! Backward passes that start from a gradient, and tensors that stand for others.
 
 use burn::backend::autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 use burn::backend::{
     AutodiffBackend, Backend, Dispatch, TensorMetadata, backend_extension, tensor::FloatTensor,
 };
+use burn::tensor::module::linear;
 use burn::tensor::{Gradients, Shape, Tensor};
 use burn_fused::{node, parts};
 
+use crate::attention::Bias;
 use crate::backends;
 
-/// A scalar whose backward starts from a gradient.
+/// Scalars whose backward starts from a gradient, and a tensor that stands for another.
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     Cube: cfg(feature = "cube"),
@@ -23,8 +25,36 @@ trait SourceOps: Backend {
         gradient: FloatTensor<Self>,
     ) -> FloatTensor<Self> {
         let _of_backward = gradient;
-        Self::float_empty(Shape::new([1]), &output.device(), output.dtype().into())
+        any_number::<Self>(&output)
     }
+
+    /// As the source of x weight + bias, which is not computed.
+    fn product_source(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        #[extension_type] bias: Bias<Self>,
+        gradient: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let _of_backward = (weight, bias, gradient);
+        any_number::<Self>(&x)
+    }
+
+    /// Returns one of two numbers; for the backward it is their sum.
+    fn both_sources(first: FloatTensor<Self>, second: FloatTensor<Self>) -> FloatTensor<Self> {
+        let _of_backward = second;
+        first
+    }
+
+    /// Returns the value; its gradient becomes that of x.
+    fn stand_in(x: FloatTensor<Self>, value: FloatTensor<Self>) -> FloatTensor<Self> {
+        let _of_backward = x;
+        value
+    }
+}
+
+/// A number in the type of a tensor that nothing reads.
+pub(crate) fn any_number<B: Backend>(like: &FloatTensor<B>) -> FloatTensor<B> {
+    B::float_empty(Shape::new([1]), &like.device(), like.dtype().into())
 }
 
 #[cfg(feature = "flex")]
@@ -36,6 +66,7 @@ impl SourceOps for burn::backend::Cube {}
 #[cfg(feature = "remote")]
 impl SourceOps for burn::backend::Remote {}
 
+// A source is the last of its graph, so that the gradient of its number is 1.
 impl<B: SourceOps, C: CheckpointStrategy> SourceOps for Autodiff<B, C> {
     fn gradient_source(
         output: FloatTensor<Self>,
@@ -47,16 +78,151 @@ impl<B: SourceOps, C: CheckpointStrategy> SourceOps for Autodiff<B, C> {
             nodes,
             gradient.clone(),
             |_| B::gradient_source(output, gradient),
-            // The scalar is the last of its graph: its gradient is 1.
             |gradient, _, _| [Some(gradient)],
         )
+    }
+
+    fn product_source(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: Bias<Self>,
+        gradient: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let keeps_x = weight.is_tracked();
+        let bias_node = bias.into_option().map(|bias| bias.into_parts().1);
+        let ([x, weight], [x_node, weight_node]) = parts([x, weight]);
+        let number = any_number::<B>(&x);
+        let kept = (keeps_x.then_some(x), weight, Self::inner(gradient));
+        match bias_node {
+            Some(bias_node) => node::<B, C, _, 3>(
+                [x_node, weight_node, bias_node],
+                kept,
+                |_| number,
+                |kept, _, wanted| product_gradients::<B>(kept, wanted),
+            ),
+            None => node::<B, C, _, 2>(
+                [x_node, weight_node],
+                kept,
+                |_| number,
+                |kept, _, [wants_x, wants_weight]| {
+                    let wanted = [wants_x, wants_weight, false];
+                    let [dx, dweight, _] = product_gradients::<B>(kept, wanted);
+                    [dx, dweight]
+                },
+            ),
+        }
+    }
+
+    fn both_sources(first: FloatTensor<Self>, second: FloatTensor<Self>) -> FloatTensor<Self> {
+        let ([first, _], nodes) = parts([first, second]);
+        node::<B, C, _, 2>(
+            nodes,
+            (),
+            |()| first,
+            |(), one, _| [Some(one.clone()), Some(one)],
+        )
+    }
+
+    fn stand_in(x: FloatTensor<Self>, value: FloatTensor<Self>) -> FloatTensor<Self> {
+        let ([_], nodes) = parts([x]);
+        let value = Self::inner(value);
+        node::<B, C, _, 1>(nodes, (), |()| value, |(), gradient, _| [Some(gradient)])
+    }
+}
+
+/// The gradients of x, the weight and the bias. x is kept where that of the weight is computed.
+fn product_gradients<B: Backend>(
+    (x, weight, gradient): (Option<FloatTensor<B>>, FloatTensor<B>, FloatTensor<B>),
+    [wants_x, _, wants_bias]: [bool; 3],
+) -> burn_fused::Gradients<B, 3> {
+    [
+        wants_x.then(|| B::linear_x_backward(weight, gradient.clone())),
+        x.map(|x| B::linear_weight_backward(x, gradient.clone())),
+        wants_bias.then(|| B::linear_bias_backward(gradient)),
+    ]
+}
+
+/// Returns a value in the place of x: it has the data of the value, and its gradient becomes that
+/// of x as it is, also in another type. So an f32 copy of a 16-bit parameter gives it a gradient in
+/// f32. On backends without the operation, x itself is converted to the type of the value.
+///
+/// # Shapes
+/// `value` has the shape of x, and is not tracked.
+///
+/// # Example
+/// ```
+/// use burn::tensor::{DType, Device, Tensor};
+///
+/// let device = Device::flex().autodiff();
+/// let x = Tensor::<1>::from_floats([1.0, 2.0], &device).cast(DType::BF16).detach().require_grad();
+/// let wide = x.clone().detach().cast(DType::F32);
+/// let gradients = (burn_attention::stand_in(x.clone(), wide) * 1.001).sum().backward();
+/// let gradient = x.grad(&gradients).unwrap().into_data();
+/// assert_eq!(gradient.iter::<f32>().collect::<Vec<_>>(), [1.001, 1.001]);
+/// ```
+pub fn stand_in<const D: usize>(x: Tensor<D>, value: Tensor<D>) -> Tensor<D> {
+    if !backends::reaches(x.device().as_dispatch()) {
+        return x.cast(value.dtype());
+    }
+    let (x, value) = (x.into_dispatch(), value.into_dispatch());
+    Tensor::from_dispatch(Dispatch::stand_in(x, value))
+}
+
+/// An output with its gradient, from which a backward starts.
+#[derive(Clone, Debug)]
+pub struct Source(pub(crate) Tensor<1>);
+
+impl Source {
+    /// Starts from the gradient of an output.
+    ///
+    /// # Shapes
+    /// The gradient has the shape and type of the output, and is not tracked.
+    pub fn new<const D: usize>(output: Tensor<D>, gradient: Tensor<D>) -> Self {
+        let gradient = Tensor::from_inner(gradient);
+        if !backends::reaches(output.device().as_dispatch()) {
+            return Self((output * gradient).sum());
+        }
+        let (output, gradient) = (output.into_dispatch(), gradient.into_dispatch());
+        Self(Tensor::from_dispatch(Dispatch::gradient_source(
+            output, gradient,
+        )))
+    }
+
+    /// Starts from the gradient of x weight + bias. The product is not computed where the backend
+    /// is one of this crate's.
+    pub(crate) fn of_product<const D: usize>(
+        x: Tensor<D>,
+        weight: Tensor<2>,
+        bias: Option<Tensor<1>>,
+        gradient: Tensor<D>,
+    ) -> Self {
+        if !backends::reaches(x.device().as_dispatch()) {
+            return Self::new(linear(x, weight, bias), gradient);
+        }
+        let gradient = Tensor::from_inner(gradient).into_dispatch();
+        let bias = Bias::from(bias.map(Tensor::into_dispatch));
+        let (x, weight) = (x.into_dispatch(), weight.into_dispatch());
+        let source = Dispatch::product_source(x, weight, bias, gradient);
+        Self(Tensor::from_dispatch(source))
+    }
+
+    /// True if a gradient of a tensor depends on it.
+    pub fn is_tracked(&self) -> bool {
+        self.0.is_tracked()
+    }
+
+    /// Starts from both.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        if !backends::reaches(self.0.device().as_dispatch()) {
+            return Self(self.0 + other.0);
+        }
+        let (first, second) = (self.0.into_dispatch(), other.0.into_dispatch());
+        Self(Tensor::from_dispatch(Dispatch::both_sources(first, second)))
     }
 }
 
 /// Computes the gradients of all tensors from those of some outputs.
-///
-/// # Shapes
-/// A gradient has the shape and type of its output, and is not tracked.
 ///
 /// # Panics
 /// If no output is tracked, as [`Tensor::backward`].
@@ -64,26 +230,16 @@ impl<B: SourceOps, C: CheckpointStrategy> SourceOps for Autodiff<B, C> {
 /// # Example
 /// ```
 /// use burn::tensor::{Device, Tensor};
+/// use burn_attention::{Source, backward_from};
 ///
 /// let device = Device::flex().autodiff();
 /// let x = Tensor::<1>::from_floats([1.0, 2.0], &device).require_grad();
 /// let of_square = Tensor::from_floats([10.0, 100.0], &device.clone().inner());
-/// let gradients = burn_attention::backward_from([(x.clone() * x.clone(), of_square)]);
+/// let gradients = backward_from([Source::new(x.clone() * x.clone(), of_square)]);
 /// let gradient = x.grad(&gradients).unwrap().into_data();
 /// assert_eq!(gradient.iter::<f32>().collect::<Vec<_>>(), [20.0, 400.0]);
 /// ```
-pub fn backward_from<const D: usize>(
-    outputs: impl IntoIterator<Item = (Tensor<D>, Tensor<D>)>,
-) -> Gradients {
-    let source = |(output, gradient): (Tensor<D>, Tensor<D>)| -> Tensor<1> {
-        let gradient = Tensor::from_inner(gradient);
-        if !backends::reaches(output.device().as_dispatch()) {
-            return (output * gradient).sum();
-        }
-        let (output, gradient) = (output.into_dispatch(), gradient.into_dispatch());
-        Tensor::from_dispatch(Dispatch::gradient_source(output, gradient))
-    };
-    let sources = outputs.into_iter().map(source);
-    let sum = sources.reduce(|sum, source| sum + source);
-    sum.expect("at least one output").backward()
+pub fn backward_from(sources: impl IntoIterator<Item = Source>) -> Gradients {
+    let all = sources.into_iter().reduce(Source::and);
+    all.expect("at least one output").0.backward()
 }

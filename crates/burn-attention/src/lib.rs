@@ -22,9 +22,10 @@ mod sequences;
 mod short_convolution;
 mod swiglu;
 
-pub use adamw::{AdamWOp, AdamWOps, AdamWUpdate, adamw};
+pub use adamw::{AdamWFactors, AdamWOp, AdamWOps, AdamWUpdate, SQUARES, adamw, square_sums};
 pub use adapter::{
-    Adapter, AdapterOps, adapted_linears, has_adapter_kernels, scaled_parts, wide_linear,
+    Adapter, AdapterOps, adapted_linear_source, adapted_linears, has_adapter_kernels, scaled_parts,
+    wide_linear, wide_linear_source,
 };
 pub use attention::{
     Attention, AttentionMask, AttentionOp, AttentionOps, Bias, Kept, MaskRules, Pattern, Window,
@@ -34,8 +35,8 @@ pub use cross_entropy::{CrossEntropy, CrossEntropyOp, CrossEntropyOps, IGNORED};
 pub use error::{AttentionError, Result};
 pub use gated_delta::{GatedDelta, GatedDeltaOp, GatedDeltaOps, KeptStates, gated_delta_step};
 pub use gelu::{GeluOps, gelu};
-pub use gradients::backward_from;
-pub use linear::{LinearOps, has_linear_kernel, linear};
+pub use gradients::{Source, backward_from, stand_in};
+pub use linear::{LinearOps, has_linear_kernel, linear, linear_source};
 pub use rms_norm::{RmsNormOps, rms_norm};
 pub use sequences::Sequences;
 pub use short_convolution::{ShortConvolutionOp, ShortConvolutionOps, short_convolution};

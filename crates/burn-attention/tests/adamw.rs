@@ -1,7 +1,7 @@
 //! The update equals ordinary operations bit by bit, and a plain computation in f64.
 
 use burn::tensor::{DType, Device, FloatDType, Tensor};
-use burn_attention::{AdamWOp, AdamWUpdate, adamw};
+use burn_attention::{AdamWOp, AdamWUpdate, SQUARES, adamw, square_sums};
 
 /// Value, gradient and both moments.
 type State = [Tensor<1>; 4];
@@ -13,6 +13,7 @@ fn op(decay: f64, steps: u64) -> AdamWOp {
         betas: [0.9, 0.99],
         epsilon: 1e-8,
         steps,
+        scale: 0.7,
     }
 }
 
@@ -39,6 +40,7 @@ fn bits(x: &Tensor<1>) -> Vec<u32> {
 /// The update from burn's own operations.
 fn ordinary([value, gradient, first, second]: State, op: AdamWOp) -> [Tensor<1>; 3] {
     let ([beta_1, beta_2], steps) = (op.betas, op.steps as f64);
+    let gradient = gradient * op.scale;
     let first = first.clone() + (gradient.clone() - first) * (1.0 - beta_1);
     let second = second * beta_2 + gradient.clone() * gradient * (1.0 - beta_2);
     let root = second.clone().sqrt() / (1.0 - beta_2.powf(steps)).sqrt() + op.epsilon;
@@ -133,8 +135,9 @@ fn updates_follow_a_plain_computation() {
                 .collect();
             for steps in 1..=10 {
                 let gradient = tensor(&numbers(9 + steps as usize, count), dtype);
-                let of_step = gradient.to_data().iter::<f64>().collect::<Vec<_>>();
                 let op = op(decay, steps);
+                let data = gradient.to_data();
+                let of_step: Vec<f64> = data.iter::<f64>().map(|x| op.scale * x).collect();
                 let updated = adamw(value, gradient, moments, op, dtype.into()).expect("it fits");
                 assert_eq!(updated.rounded.to_data(), updated.value.to_data());
                 (value, moments) = (updated.value, updated.moments);
@@ -233,6 +236,13 @@ fn wrong_inputs_are_refused() {
         ),
         (
             AdamWOp {
+                scale: f64::NAN,
+                ..right_op
+            },
+            format!("the scale is NaN, {real}"),
+        ),
+        (
+            AdamWOp {
                 betas: [1.0, 0.9],
                 ..right_op
             },
@@ -247,5 +257,27 @@ fn wrong_inputs_are_refused() {
         ),
     ] {
         refused(right(), op, &message);
+    }
+}
+
+#[test]
+fn squares_are_summed_by_chunks_of_all_lengths() {
+    for count in [0, 1, SQUARES - 1, SQUARES, 2 * SQUARES + 17] {
+        let x = numbers(5, count);
+        for (dtype, tolerance) in [(DType::F32, 1e-6), (DType::F64, 1e-14), (DType::BF16, 1e-6)] {
+            let x = tensor(&x, dtype);
+            let read: Vec<f64> = x.to_data().iter().collect();
+            let found: Vec<f64> = square_sums(x).into_data().iter().collect();
+            let chunks = read.chunks(SQUARES);
+            assert_eq!(found.len(), chunks.len());
+            for (found, chunk) in found.iter().zip(chunks) {
+                let expected: f64 = chunk.iter().map(|x| x * x).sum();
+                let apart = (found - expected).abs();
+                assert!(
+                    apart <= tolerance * expected,
+                    "{dtype:?}: {found}, {expected}"
+                );
+            }
+        }
     }
 }

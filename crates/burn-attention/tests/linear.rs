@@ -2,7 +2,8 @@
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_attention::{
-    Adapter, adapted_linears, has_linear_kernel, linear, scaled_parts, wide_linear,
+    Adapter, AttentionError, Source, adapted_linear_source, adapted_linears, backward_from,
+    has_linear_kernel, linear, linear_source, scaled_parts, wide_linear, wide_linear_source,
 };
 
 use crate::numbers;
@@ -207,6 +208,91 @@ fn the_gradient_of_a_wide_layers_weight_keeps_its_digits() {
     assert_eq!(of_bias.iter::<f32>().collect::<Vec<_>>(), [2.0; 2]);
     let of_x = x.grad(&gradients).expect("tracked").into_data();
     assert_eq!(of_x.iter::<f32>().collect::<Vec<_>>(), [7.0; 2]);
+}
+
+/// All kinds of layers, with and without a bias and an adapter, of which any tensor may be frozen.
+#[test]
+fn a_source_gives_the_gradients_of_the_output_that_it_spares() {
+    const SIZES: [usize; 3] = [6, 4, 8];
+    let [rows, inputs, outputs] = SIZES;
+    let device = Device::flex().autodiff();
+    for dtype in [DType::F32, DType::BF16, DType::F64] {
+        let wide = if dtype == DType::F64 {
+            dtype
+        } else {
+            DType::F32
+        };
+        let tensor = |seed: u64, dims: [usize; 2], dtype: DType, tracked: bool| {
+            let data = TensorData::new(numbers(seed, dims[0] * dims[1], dtype), dims);
+            let x = Tensor::<2>::from_data(data, (&device, dtype));
+            if tracked { x.require_grad() } else { x }
+        };
+        for frozen in 0..6 {
+            let tracked = |index: usize| index != frozen;
+            let x = tensor(1, [rows, inputs], dtype, tracked(0));
+            let weight = tensor(2, [inputs, outputs], dtype, tracked(1));
+            let bias = Tensor::<1>::from_data(&numbers(3, outputs, dtype)[..], (&device, dtype));
+            let bias = if tracked(2) {
+                bias.require_grad()
+            } else {
+                bias
+            };
+            let [a, b] = [
+                tensor(4, [inputs, 2], wide, tracked(3)),
+                tensor(5, [2, outputs], wide, tracked(4)),
+            ];
+            let gradient = tensor(6, [rows, outputs], dtype, false).inner();
+            let leaves = [&x, &weight, &a, &b];
+            let adapter = || {
+                let [a, b] = [a.clone().transpose(), b.clone()];
+                let factors = [&a, &b].map(|x| scaled_parts(x.clone().detach(), 1.0, dtype));
+                Adapter { a, b, factors }
+            };
+            for has_bias in [false, true] {
+                let input = || (x.clone(), weight.clone(), has_bias.then(|| bias.clone()));
+                let pairs = |has_adapter: bool| {
+                    let adapter = || has_adapter.then(|| [a.clone(), b.clone()]);
+                    let (x, weight, bias) = input();
+                    let y = linear(x, weight, bias, adapter()).unwrap();
+                    let (x, weight, bias) = input();
+                    let source = linear_source(x, weight, bias, adapter(), gradient.clone());
+                    (y, source.unwrap())
+                };
+                let (x, weight, bias) = input();
+                let wide = wide_linear(x, weight, bias).unwrap();
+                let (x, weight, bias) = input();
+                let of_wide = wide_linear_source(x, weight, bias, gradient.clone()).unwrap();
+                let (x, weight, bias) = input();
+                let [adapted] = adapted_linears(x, [(weight, bias, adapter())]).unwrap();
+                let (x, weight, bias) = input();
+                let layer = (weight, bias, adapter());
+                let of_adapted = adapted_linear_source(x, layer, gradient.clone()).unwrap();
+                let all = [
+                    pairs(false),
+                    pairs(true),
+                    (wide, of_wide),
+                    (adapted, of_adapted),
+                ];
+                for (kind, (output, source)) in all.into_iter().enumerate() {
+                    let expected = backward_from([Source::new(output, gradient.clone())]);
+                    let found = backward_from([source]);
+                    for (which, leaf) in leaves.iter().enumerate() {
+                        let [found, expected] = [&found, &expected]
+                            .map(|gradients| leaf.grad(gradients).map(Tensor::into_data));
+                        assert_eq!(found, expected, "{dtype:?} {kind} {frozen} {which}");
+                    }
+                }
+            }
+        }
+    }
+    let x = Tensor::<2>::ones([2, 3], &device).require_grad();
+    let weight = Tensor::<2>::ones([3, 4], &device);
+    let gradient = Tensor::<2>::ones([2, 3], &device.inner());
+    let refused = linear_source(x, weight, None, None, gradient);
+    assert!(
+        matches!(refused, Err(AttentionError::Shapes { .. })),
+        "{refused:?}"
+    );
 }
 
 #[test]

@@ -33,7 +33,7 @@ use support::{At, Bench, Number, Numbers, angles, index, kernel_names, pair_chan
 
 /// Read by `rope_fault`.
 const VARIABLE: &str = "ROPE_FAULT";
-const FILES: [&str; 9] = [
+const FILES: [&str; 10] = [
     "rope_tiling.h",
     "rope_base.h",
     "rope_matrix.h",
@@ -42,6 +42,7 @@ const FILES: [&str; 9] = [
     "rope_norm.h",
     "rope_low_rank.h",
     "rope_swiglu.h",
+    "rope_update.h",
     "rope.cpp",
 ];
 const BASE: &str = "rope_base.h";
@@ -51,6 +52,7 @@ const ANGLE_GRAD: &str = "rope_angle_grad.h";
 const NORM: &str = "rope_norm.h";
 const LOW_RANK: &str = "rope_low_rank.h";
 const SWIGLU: &str = "rope_swiglu.h";
+const UPDATE: &str = "rope_update.h";
 const BARRIER: &str = "VectorBarrier();";
 /// The number that lets half of the blocks do the work of all: the others are beyond the launch.
 const HALF: i32 = -2;
@@ -107,9 +109,32 @@ const FAULTS: &[Fault] = faults! {
     SWIGLU "the gate has another sign" => Wrong;
         "AscendC::Muls(s, g, -1.0f, n);" => "AscendC::Muls(s, g, FAULT ? 1.0f : -1.0f, n);";
     SWIGLU "an element too many is moved" => By("gm-out-of-bounds", "DataCopyPad");
-        "copy.blockLen = count_ *" => "copy.blockLen = (count_ + (FAULT)) *";
+        "StoreRun(gate_, gate, gm_[3][start], count_);" =>
+            "StoreRun(gate_, gate, gm_[3][start], count_ + (FAULT));";
     SWIGLU "up is not given back" => By("queue", "FreeTensor is missing");
         "up_.FreeTensor(up);" => "if (!(FAULT)) up_.FreeTensor(up);";
+    UPDATE "the gradient is not scaled" => Wrong;
+        "Muls(gradient, gradient, t_.scale, n)" =>
+            "Muls(gradient, gradient, (FAULT) ? 1.0f : t_.scale, n)";
+    UPDATE "the values do not decay" => Wrong;
+        "Muls(value, value, t_.stay, n)" => "Muls(value, value, (FAULT) ? 1.0f : t_.stay, n)";
+    UPDATE "epsilon is left out" => Wrong;
+        "Adds(a, a, t_.epsilon, n)" => "Adds(a, a, (FAULT) ? 0.0f : t_.epsilon, n)";
+    UPDATE "rounded values are truncated" => Wrong;
+        "Cast(rounded, value, RoundMode::CAST_RINT, count)" =>
+            "Cast(rounded, value, (FAULT) ? RoundMode::CAST_TRUNC : RoundMode::CAST_RINT, count)";
+    UPDATE "the second moment is not stored" => By("queue", "FreeTensor is missing");
+        "StoreRun(second_, second, gm_[3][start], count);" =>
+            "if (!(FAULT)) StoreRun(second_, second, gm_[3][start], count);";
+    UPDATE "the moments change places" => Wrong;
+        "first_, gm_[2][start]" => "first_, gm_[(FAULT) ? 3 : 2][start]";
+    UPDATE "one element of a chunk is left out" => Wrong;
+        "AscendC::Mul(x, x, x, static_cast<int32_t>(t_.tile))" =>
+            "AscendC::Mul(x, x, x, static_cast<int32_t>(t_.tile - (FAULT)))";
+    UPDATE "a chunk's end is not cleared" => By("ub-undefined-read", "Mul");
+        "if (padded < t_.tile)" => "if (padded < t_.tile && !(FAULT))";
+    UPDATE "sums are stored a chunk too far" => By("gm-out-of-bounds", "DataCopyPad");
+        "DataCopyPad(sums_[chunk]," => "DataCopyPad(sums_[chunk + (FAULT)],";
     ROTATE "ties round away from zero" => Wrong;
         "RoundMode::CAST_RINT" => "(FAULT ? RoundMode::CAST_ROUND : RoundMode::CAST_RINT)";
     BASE "the start in global memory has 32 bits" => Wrong;
@@ -328,7 +353,7 @@ struct Seeded {
 fn by_vector_cores(file: &str) -> Trials {
     match file {
         NORM => Trials::Norm,
-        LOW_RANK | SWIGLU => Trials::Layer,
+        LOW_RANK | SWIGLU | UPDATE => Trials::Layer,
         _ => Trials::Vector,
     }
 }
@@ -869,6 +894,9 @@ fn try_layers(binary: &[u8]) -> Found {
         for count in [7, 70_001] {
             layer::gate::<bf16>(bench, &kernels, count)?;
             layer::gate::<f32>(bench, &kernels, count)?;
+            layer::update::<bf16>(bench, &kernels, count)?;
+            layer::update::<f32>(bench, &kernels, count)?;
+            layer::square_sums(bench, &kernels, [count, 512])?;
         }
         Ok(())
     };

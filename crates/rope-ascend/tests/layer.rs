@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use rope_ascend::AscendError;
 use rope_ascend::rope::{KernelType, LayerKernels, LowRankTerm, MemoryPart};
 use support::Bench;
-use support::layer::{Case, gate, low_rank};
+use support::layer::{Case, gate, low_rank, square_sums, update};
 
 fn run_all(bench: &Bench, kernels: &LayerKernels, case: Case) {
     low_rank::<bf16>(bench, kernels, case).unwrap();
@@ -16,54 +16,50 @@ fn run_all(bench: &Bench, kernels: &LayerKernels, case: Case) {
     low_rank::<f32>(bench, kernels, Case { rounds_h, ..case }).unwrap();
 }
 
-#[test]
-fn sizes_ranks_and_parts() {
+/// Runs on simulated machines of both architectures.
+fn on_machines(run: impl Fn(&Bench, &LayerKernels)) {
     for machine in [
         ascend_sim::Machine::default(),
         ascend_sim::Machine::ascend_950(),
     ] {
         let bench = Bench::new(machine);
         let kernels = LayerKernels::new(&bench.stream, bench.kernels.clone());
-        for size in [
-            [1, 1],
-            [3, 7],
-            [16, 64],
-            [27, 65],
-            [250, 130],
-            [700, 300],
-            [33, 1030],
-        ] {
-            for (rank, parts, rounds_h) in
-                [(1, 1, true), (2, 2, true), (8, 2, true), (13, 2, false)]
-            {
-                run_all(
-                    &bench,
-                    &kernels,
-                    Case {
-                        size,
-                        rank,
-                        parts,
-                        rounds_h,
-                    },
-                );
-            }
-        }
-        for rank in [64, 256] {
-            let size = [40, 100];
-            run_all(
-                &bench,
-                &kernels,
-                Case {
-                    size,
-                    rank,
-                    parts: 2,
-                    rounds_h: true,
-                },
-            );
-        }
+        run(&bench, &kernels);
         drop(kernels);
         bench.finish();
     }
+}
+
+#[test]
+fn sizes_ranks_and_parts() {
+    const SIZES: [[usize; 2]; 7] = [
+        [1, 1],
+        [3, 7],
+        [16, 64],
+        [27, 65],
+        [250, 130],
+        [700, 300],
+        [33, 1030],
+    ];
+    on_machines(|bench, kernels| {
+        let run = |size, (rank, parts, rounds_h)| {
+            let case = Case {
+                size,
+                rank,
+                parts,
+                rounds_h,
+            };
+            run_all(bench, kernels, case);
+        };
+        for size in SIZES {
+            for ranks in [(1, 1, true), (2, 2, true), (8, 2, true), (13, 2, false)] {
+                run(size, ranks);
+            }
+        }
+        for rank in [64, 256] {
+            run([40, 100], (rank, 2, true));
+        }
+    });
 }
 
 #[test]
@@ -121,18 +117,33 @@ fn wrong_requests_are_refused_and_empty_ones_do_nothing() {
 
 #[test]
 fn gates_of_all_sizes() {
-    for machine in [
-        ascend_sim::Machine::default(),
-        ascend_sim::Machine::ascend_950(),
-    ] {
-        let bench = Bench::new(machine);
-        let kernels = LayerKernels::new(&bench.stream, bench.kernels.clone());
+    on_machines(|bench, kernels| {
         for count in [1, 7, 64, 1000, 40 * 64 + 3, 400_001] {
-            gate::<f32>(&bench, &kernels, count).unwrap();
-            gate::<f16>(&bench, &kernels, count).unwrap();
-            gate::<bf16>(&bench, &kernels, count).unwrap();
+            gate::<f32>(bench, kernels, count).unwrap();
+            gate::<f16>(bench, kernels, count).unwrap();
+            gate::<bf16>(bench, kernels, count).unwrap();
         }
-        drop(kernels);
-        bench.finish();
-    }
+    });
+}
+
+#[test]
+fn updates_of_all_sizes() {
+    on_machines(|bench, kernels| {
+        for count in [1, 7, 64, 1000, 40 * 64 + 3, 400_001] {
+            update::<f32>(bench, kernels, count).unwrap();
+            update::<f16>(bench, kernels, count).unwrap();
+            update::<bf16>(bench, kernels, count).unwrap();
+        }
+    });
+}
+
+#[test]
+fn sums_of_squares_of_all_sizes() {
+    on_machines(|bench, kernels| {
+        for count in [1, 7, 127, 128, 129, 4096, 40 * 4096 + 3, 400_001] {
+            for chunk in [128, 4096] {
+                square_sums(bench, kernels, [count, chunk]).unwrap();
+            }
+        }
+    });
 }

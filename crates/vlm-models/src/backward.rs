@@ -10,7 +10,7 @@
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Gradients, Tensor};
-use burn_attention::backward_from;
+use burn_attention::{Source, backward_from};
 
 use crate::batch::Batch;
 use crate::error::{Result, VlmError};
@@ -165,8 +165,8 @@ impl Vlm {
                 *feature_gradient = Some(flat.select(0, deepstack.placeholders.clone().inner()));
             }
             let input = leaf(input, wanted[index]);
-            let output = layer.forward(input.clone(), common, None, index, &mut Trace::off())?;
-            let mut gradients = backward_from([(output, output_gradient)]);
+            let source = layer.source(input.clone(), common, index, output_gradient)?;
+            let mut gradients = backward_from([source]);
             collect(layer, &mut gradients, each);
             gradient = input.grad_remove(&mut gradients);
         }
@@ -203,7 +203,7 @@ impl Vlm {
     ) -> (Option<Tensor<2>>, Option<Tensor<2>>) {
         let words = &self.language_model.embed_tokens.weight;
         let embeddings = self.embeddings(batch, merged.clone());
-        let mut gradients = backward_from([(embeddings, gradient)]);
+        let mut gradients = backward_from([Source::new(embeddings, gradient)]);
         let merged = merged.and_then(|merged| merged.grad_remove(&mut gradients));
         (words.grad_remove(&mut gradients), merged)
     }
@@ -278,28 +278,29 @@ impl Vlm {
                 .and_then(|block| tower.feature_of(block));
             let feature_gradient =
                 which.and_then(|which| Some((which, feature_gradients.get(which)?.clone()?)));
-            let feature_term = match feature_gradient {
-                Some((which, feature_gradient)) => Some((
-                    tower.feature(which, input.clone(), draws)?,
-                    feature_gradient,
-                )),
+            let of_feature = match feature_gradient {
+                Some((which, feature_gradient)) => {
+                    let feature = tower.feature(which, input.clone(), draws)?;
+                    Some(Source::new(feature, feature_gradient))
+                }
                 None => None,
             };
-            let read = match &feature_term {
+            let read = match &of_feature {
                 Some(_) => onward(input.clone()),
                 None => input.clone(),
             };
-            let output_term = match gradient.take() {
+            let of_output = match gradient.take() {
                 Some(output_gradient) if index == tower.depth() => {
-                    Some((tower.merged(read, inputs, draws)?, output_gradient))
+                    let merged = tower.merged(read, inputs, draws)?;
+                    Some(Source::new(merged, output_gradient))
                 }
                 Some(output_gradient) => {
-                    Some((tower.block(index, read, inputs, draws)?, output_gradient))
+                    Some(tower.block_source(index, read, inputs, draws, output_gradient)?)
                 }
                 None => None,
             };
-            let terms = feature_term.into_iter().chain(output_term);
-            let tracked: Vec<_> = terms.filter(|(output, _)| output.is_tracked()).collect();
+            let sources = of_feature.into_iter().chain(of_output);
+            let tracked: Vec<_> = sources.filter(Source::is_tracked).collect();
             if !tracked.is_empty() {
                 let mut gradients = backward_from(tracked);
                 collect(tower, &mut gradients, each);
@@ -308,7 +309,7 @@ impl Vlm {
         }
         if let Some(output_gradient) = gradient {
             let output = tower.first(inputs, &mut Trace::off())?;
-            let mut gradients = backward_from([(output, output_gradient)]);
+            let mut gradients = backward_from([Source::new(output, output_gradient)]);
             collect(tower, &mut gradients, each);
         }
         Ok(())

@@ -4,7 +4,7 @@ use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig};
 use burn::tensor::activation::sigmoid;
 use burn::tensor::{DType, Device, Tensor};
-use burn_attention::has_adapter_kernels;
+use burn_attention::{Source, has_adapter_kernels, stand_in};
 use rope_burn::{Implementation, Rotary, RotaryAngles, RotaryConfig};
 use rope_core::{HeadNorm, Layout, Positions};
 
@@ -63,8 +63,9 @@ impl Decoder {
         Ok(self.rotary.try_angles(positions, device)?)
     }
 
-    /// Prepares the frozen norms of heads for a pass: their weights become f32 together.
-    pub(crate) fn prepare(&mut self) {
+    /// Prepares the norms of heads for a pass: their weights become f32 together. With wide
+    /// gradients, trained ones too, and their gradients are f32.
+    pub(crate) fn prepare(&mut self, wide_gradients: bool) {
         let attention = self
             .layers
             .iter_mut()
@@ -75,7 +76,7 @@ impl Decoder {
                 let norms = [attention.q_norm.as_ref()?, attention.k_norm.as_ref()?];
                 let weights = norms.map(|norm| norm.weight.val());
                 let is_frozen = weights.iter().all(|weight| !weight.is_require_grad());
-                is_frozen.then_some((attention, weights))
+                (is_frozen || wide_gradients).then_some((attention, weights))
             })
             .collect();
         let is_narrow = found.first().is_some_and(|(_, [weight, _])| {
@@ -87,6 +88,7 @@ impl Decoder {
         let weights: Vec<_> = found
             .iter()
             .flat_map(|(_, weights)| weights.clone())
+            .map(Tensor::detach)
             .collect();
         let lengths: Vec<usize> = weights.iter().map(|weight| weight.dims()[0]).collect();
         let weights = Tensor::cat(weights, 0).cast(DType::F32);
@@ -186,6 +188,40 @@ impl Layer {
         index: usize,
         trace: &mut Trace,
     ) -> Result<Tensor<3>> {
+        let (hidden, normalised) = self.attended(hidden, common, cache, index, trace)?;
+        trace.record(|| format!("norm.{index}.mlp"), &normalised);
+        let changed = self.mlp.forward(normalised, common.draw)?;
+        Ok(hidden + normalised_by(self.post_mlp_layernorm.as_ref(), changed)?)
+    }
+
+    /// The source of the backward from the gradient of the output, which is not computed where
+    /// nothing needs its last product.
+    pub(crate) fn source(
+        &self,
+        hidden: Tensor<3>,
+        common: Common,
+        index: usize,
+        gradient: Tensor<3>,
+    ) -> Result<Source> {
+        let trace = &mut Trace::off();
+        if self.post_mlp_layernorm.is_some() {
+            let output = self.forward(hidden, common, None, index, trace)?;
+            return Ok(Source::new(output, gradient));
+        }
+        let (hidden, normalised) = self.attended(hidden, common, None, index, trace)?;
+        let of_hidden = Source::new(hidden, gradient.clone());
+        Ok(of_hidden.and(self.mlp.source(normalised, common.draw, gradient)?))
+    }
+
+    /// The sum with attention's output, and the input of the feed-forward network.
+    fn attended(
+        &self,
+        hidden: Tensor<3>,
+        common: Common,
+        cache: Option<&mut LayerCache>,
+        index: usize,
+        trace: &mut Trace,
+    ) -> Result<(Tensor<3>, Tensor<3>)> {
         let normalised = self.input_layernorm.forward(hidden.clone())?;
         trace.record(|| format!("norm.{index}.attn"), &normalised);
         let attended = match (&self.self_attn, &self.linear_attn) {
@@ -200,9 +236,7 @@ impl Layer {
         trace.record(|| format!("attn.{index}.out"), &attended);
         let hidden = hidden + normalised_by(self.post_self_attn_layernorm.as_ref(), attended)?;
         let normalised = self.post_attention_layernorm.forward(hidden.clone())?;
-        trace.record(|| format!("norm.{index}.mlp"), &normalised);
-        let changed = self.mlp.forward(normalised, common.draw)?;
-        Ok(hidden + normalised_by(self.post_mlp_layernorm.as_ref(), changed)?)
+        Ok((hidden, normalised))
     }
 
     /// The linear layers by name.
@@ -322,9 +356,14 @@ impl SelfAttention {
                     let (q, k) = (q_norm.forward(q.clone())?, k_norm.forward(k.clone())?);
                     keep("pre", &q, &k);
                 }
-                let weights = self.wide_norms.clone();
-                let weights =
-                    weights.unwrap_or_else(|| [q_norm, k_norm].map(|norm| norm.weight.val()));
+                let weights = [q_norm, k_norm].map(|norm| norm.weight.val());
+                let weights = match self.wide_norms.clone() {
+                    Some([q, k]) => {
+                        let [q_weight, k_weight] = weights;
+                        [stand_in(q_weight, q), stand_in(k_weight, k)]
+                    }
+                    None => weights,
+                };
                 let norm = HeadNorm::new(q_norm.epsilon)?.with_unit_offset(q_norm.unit_offset);
                 self.rotary.try_forward_norm(q, k, weights, norm, angles)?
             }

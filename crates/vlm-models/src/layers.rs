@@ -4,7 +4,7 @@ use burn::module::{Module, Param};
 use burn::nn::{Initializer, LayerNorm, LayerNormConfig};
 use burn::tensor::activation::{gelu_approximate, sigmoid, silu};
 use burn::tensor::{DType, Device, Tensor};
-use burn_attention::{Attention, gelu, swiglu};
+use burn_attention::{Attention, Source, gelu, swiglu};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
@@ -95,6 +95,21 @@ impl FeedForwardConfig {
 
 impl FeedForward {
     pub(crate) fn forward<const D: usize>(&self, x: Tensor<D>, draw: Draw) -> Result<Tensor<D>> {
+        self.down_proj.forward(self.hidden(x, draw)?, draw)
+    }
+
+    /// As [`Linear::source`].
+    pub(crate) fn source<const D: usize>(
+        &self,
+        x: Tensor<D>,
+        draw: Draw,
+        gradient: Tensor<D>,
+    ) -> Result<Source> {
+        self.down_proj.source(self.hidden(x, draw)?, draw, gradient)
+    }
+
+    /// The input of the last layer.
+    fn hidden<const D: usize>(&self, x: Tensor<D>, draw: Draw) -> Result<Tensor<D>> {
         let (gate, up) = match (&self.gate_proj, self.gate) {
             (Some(gate), _) => {
                 let layers = [gate, &self.up_proj];
@@ -109,12 +124,11 @@ impl FeedForward {
             }
             (None, _) => (None, self.up_proj.forward(x, draw)?),
         };
-        let hidden = match (gate, self.activation) {
+        Ok(match (gate, self.activation) {
             (Some(gate), Activation::Silu) => swiglu(gate, up)?,
             (Some(gate), activation) => activation.apply(gate) * up,
             (None, activation) => activation.apply(up),
-        };
-        self.down_proj.forward(hidden, draw)
+        })
     }
 
     /// The linear layers by name.

@@ -3,7 +3,10 @@
 use burn::module::{Module, Param};
 use burn::nn::LinearConfig;
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use burn_attention::{adapted_linears, has_adapter_kernels, linear, scaled_parts, wide_linear};
+use burn_attention::{
+    Source, adapted_linear_source, adapted_linears, has_adapter_kernels, linear, linear_source,
+    scaled_parts, wide_linear, wide_linear_source,
+};
 
 use crate::error::Result;
 use crate::random::Stream;
@@ -60,6 +63,17 @@ pub(crate) struct AdapterConfig {
     pub(crate) rank: usize,
     pub(crate) scale: f64,
     pub(crate) dropout: f64,
+}
+
+/// How a layer is computed.
+enum Way<'a> {
+    /// With dropout before its adapter.
+    Dropped(&'a Adapter, &'a [Stream]),
+    /// By the device's kernels for adapters.
+    Kernels(&'a Adapter),
+    /// With a gradient of the weight that is not rounded.
+    WideGradient,
+    Plain(Option<&'a Adapter>),
 }
 
 impl Linear {
@@ -119,25 +133,60 @@ impl Linear {
 
     pub(crate) fn forward<const D: usize>(&self, x: Tensor<D>, draw: Draw) -> Result<Tensor<D>> {
         let (weight, bias) = (self.weight.val(), self.bias.as_ref().map(Param::val));
-        match (&self.adapter, draw) {
-            (Some(adapter), Some(rows)) if adapter.dropout > 0.0 => {
+        match self.way(&x, draw) {
+            Way::Dropped(adapter, rows) => {
                 let y = linear(x.clone(), weight, bias, None)?;
                 let dtype = y.dtype();
                 // The sum is rounded once, rather than each of its two terms.
                 let delta = adapter.dropped(x, rows)?;
                 Ok((y.cast(delta.dtype()) + delta).cast(dtype))
             }
-            (Some(_), _) if has_adapter_kernels(&x.device()) && !x.dims().contains(&0) => {
-                let [y] = Self::forward_together([self], x, None)?;
+            Way::Kernels(adapter) => {
+                let adapter = adapter.for_kernels(x.dtype());
+                let [y] = adapted_linears(x, [(weight, bias, adapter)])?;
                 Ok(y)
             }
-            (None, _) if self.has_wide_gradients && !x.dims().contains(&0) => {
-                Ok(wide_linear(x, weight, bias)?)
+            Way::WideGradient => Ok(wide_linear(x, weight, bias)?),
+            Way::Plain(adapter) => Ok(linear(x, weight, bias, adapter.map(Adapter::scaled))?),
+        }
+    }
+
+    /// The source of the backward from the gradient of an output that nothing reads. Where it can,
+    /// it does not compute the output.
+    pub(crate) fn source<const D: usize>(
+        &self,
+        x: Tensor<D>,
+        draw: Draw,
+        gradient: Tensor<D>,
+    ) -> Result<Source> {
+        let (weight, bias) = (self.weight.val(), self.bias.as_ref().map(Param::val));
+        Ok(match self.way(&x, draw) {
+            Way::Dropped(adapter, rows) => {
+                let delta = adapter.dropped(x.clone(), rows)?;
+                let of_delta = gradient.clone().cast(delta.dtype());
+                let of_product = linear_source(x, weight, bias, None, gradient)?;
+                of_product.and(Source::new(delta, of_delta))
             }
-            (adapter, _) => {
-                let adapter = adapter.as_ref().map(Adapter::scaled);
-                Ok(linear(x, weight, bias, adapter)?)
+            Way::Kernels(adapter) => {
+                let adapter = adapter.for_kernels(x.dtype());
+                adapted_linear_source(x, (weight, bias, adapter), gradient)?
             }
+            Way::WideGradient => wide_linear_source(x, weight, bias, gradient)?,
+            Way::Plain(adapter) => {
+                linear_source(x, weight, bias, adapter.map(Adapter::scaled), gradient)?
+            }
+        })
+    }
+
+    fn way<'a, const D: usize>(&'a self, x: &Tensor<D>, draw: Draw<'a>) -> Way<'a> {
+        let is_empty = x.dims().contains(&0);
+        match (&self.adapter, draw) {
+            (Some(adapter), Some(rows)) if adapter.dropout > 0.0 => Way::Dropped(adapter, rows),
+            (Some(adapter), _) if has_adapter_kernels(&x.device()) && !is_empty => {
+                Way::Kernels(adapter)
+            }
+            (None, _) if self.has_wide_gradients && !is_empty => Way::WideGradient,
+            (adapter, _) => Way::Plain(adapter.as_ref()),
         }
     }
 
@@ -148,14 +197,14 @@ impl Linear {
         x: Tensor<D>,
         draw: Draw,
     ) -> Result<[Tensor<D>; N]> {
-        let adapters = layers.map(|layer| layer.adapter.as_ref());
-        let reads_x = |adapter: &Option<&Adapter>| {
-            adapter.is_some_and(|adapter| draw.is_none() || adapter.dropout == 0.0)
-        };
-        let is_together = adapters.iter().all(reads_x)
-            && has_adapter_kernels(&x.device())
-            && !x.dims().contains(&0);
-        if !is_together {
+        let inputs = layers.map(|layer| match layer.way(&x, draw) {
+            Way::Kernels(adapter) => {
+                let bias = layer.bias.as_ref().map(Param::val);
+                Some((layer.weight.val(), bias, adapter.for_kernels(x.dtype())))
+            }
+            _ => None,
+        });
+        if inputs.iter().any(Option::is_none) {
             let outputs: Result<Vec<_>> = layers
                 .into_iter()
                 .map(|layer| layer.forward(x.clone(), draw))
@@ -164,15 +213,7 @@ impl Linear {
                 .try_into()
                 .unwrap_or_else(|_| unreachable!("N layers")));
         }
-        let inputs = layers.map(|layer| {
-            let adapter = layer
-                .adapter
-                .as_ref()
-                .map(|adapter| adapter.for_kernels(x.dtype()));
-            let adapter = adapter.unwrap_or_else(|| unreachable!("each has an adapter"));
-            let bias = layer.bias.as_ref().map(Param::val);
-            (layer.weight.val(), bias, adapter)
-        });
+        let inputs = inputs.map(|input| input.unwrap_or_else(|| unreachable!("N inputs")));
         Ok(adapted_linears(x, inputs)?)
     }
 }

@@ -230,7 +230,7 @@ impl Vlm {
         let mut model = self.clone();
         let linears = model.linears().into_iter();
         prepare(linears.map(|(_, linear)| linear).collect(), wide_gradients);
-        model.language_model.prepare();
+        model.language_model.prepare(wide_gradients);
         model
     }
 

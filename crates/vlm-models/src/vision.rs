@@ -3,7 +3,7 @@
 use burn::module::{Module, Param};
 use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig};
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use burn_attention::{Attention, AttentionMask, MaskRules, gelu};
+use burn_attention::{Attention, AttentionMask, MaskRules, Source, gelu};
 use rope_burn::{Implementation, Rotary, RotaryAngles, RotaryConfig};
 use rope_core::position_ids::{vision_cu_seqlens, vision_positions, vision_windows};
 use rope_core::{Layout, Positions};
@@ -259,19 +259,39 @@ impl VisionTower {
         inputs: &VisionInputs,
         draws: Option<&Draws>,
     ) -> Result<Tensor<2>> {
+        self.blocks[index].forward(hidden, self.common(index, inputs, draws))
+    }
+
+    /// The source of the backward from the gradient of a block's output, which is not computed.
+    pub(crate) fn block_source(
+        &self,
+        index: usize,
+        hidden: Tensor<2>,
+        inputs: &VisionInputs,
+        draws: Option<&Draws>,
+        gradient: Tensor<2>,
+    ) -> Result<Source> {
+        self.blocks[index].source(hidden, self.common(index, inputs, draws), gradient)
+    }
+
+    fn common<'a>(
+        &self,
+        index: usize,
+        inputs: &'a VisionInputs,
+        draws: Option<&'a Draws>,
+    ) -> Common<'a> {
         let attention = match (&self.layout.windows, &inputs.windows) {
             (Some(layout), Some(windows)) if !layout.full_attention_blocks.contains(&index) => {
                 &windows.attention
             }
             _ => &inputs.frames,
         };
-        let common = Common {
+        Common {
             angles: &inputs.angles,
             attention,
             recurrence: None,
             draw: draws.map(|draws| &draws.patches[..]),
-        };
-        self.blocks[index].forward(hidden, common)
+        }
     }
 
     /// The index of the decoder feature computed from a block's output, if any.
@@ -525,12 +545,25 @@ impl Block {
     }
 
     fn forward(&self, hidden: Tensor<2>, common: Common) -> Result<Tensor<2>> {
+        let (hidden, normalised) = self.attended(hidden, common)?;
+        Ok(hidden + self.mlp.forward(normalised, common.draw)?)
+    }
+
+    /// The source of the backward from the gradient of the output, which is not computed.
+    fn source(&self, hidden: Tensor<2>, common: Common, gradient: Tensor<2>) -> Result<Source> {
+        let (hidden, normalised) = self.attended(hidden, common)?;
+        let of_hidden = Source::new(hidden, gradient.clone());
+        Ok(of_hidden.and(self.mlp.source(normalised, common.draw, gradient)?))
+    }
+
+    /// The sum with attention's output, and the input of the feed-forward network.
+    fn attended(&self, hidden: Tensor<2>, common: Common) -> Result<(Tensor<2>, Tensor<2>)> {
         let attended = self
             .attn
             .forward(self.norm1.forward(hidden.clone())?, common)?;
         let hidden = hidden + attended;
         let normalised = self.norm2.forward(hidden.clone())?;
-        Ok(hidden + self.mlp.forward(normalised, common.draw)?)
+        Ok((hidden, normalised))
     }
 }
 

@@ -33,6 +33,17 @@ pub(crate) struct State {
     pub(crate) moments: Option<[Tensor<1>; 2]>,
 }
 
+/// What all updates of a step have in common.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Step {
+    /// Multiplies the peak rates.
+    pub(crate) rate: f64,
+    /// Multiplies the gradients, to clip them.
+    pub(crate) scale: f64,
+    /// True to count the updates that rounding loses.
+    pub(crate) is_watched: bool,
+}
+
 impl AdamW {
     /// Creates the state before any update.
     pub(crate) fn new(parameters: &[Parameter]) -> Self {
@@ -42,18 +53,17 @@ impl AdamW {
         }
     }
 
-    /// Updates the model with the gradients of a batch, at `factor` times the peak rates. If the
-    /// step is watched, it returns two counts for 16-bit weights without masters: the updates lost
-    /// to rounding, and all updates.
+    /// Updates the model with the gradients of a batch. If the step is watched, it returns two counts
+    /// for 16-bit weights without masters: the updates lost to rounding, and all updates.
     pub(crate) fn step(
         &mut self,
         model: Vlm,
         parameters: &[Parameter],
         gradients: GradientSums,
         recipe: &Recipe,
-        at: (f64, bool),
+        step: Step,
     ) -> (Vlm, [usize; 2]) {
-        let mut update = Update::new(self, parameters, gradients, recipe, at);
+        let mut update = Update::new(self, parameters, gradients, recipe, step);
         let mut values = Values::default();
         model.visit(&mut values);
         let values = update.all(values.0, parameters);
@@ -68,7 +78,7 @@ impl AdamW {
         parameters: &[Parameter],
         gradients: GradientSums,
         recipe: &Recipe,
-        at: (f64, bool),
+        step: Step,
     ) -> (HashMap<ParamId, Tensor<1>>, [usize; 2]) {
         // All ranks count the updates of all parameters.
         for id in gradients.elsewhere() {
@@ -76,7 +86,7 @@ impl AdamW {
                 state.steps += 1;
             }
         }
-        let mut update = Update::new(self, parameters, gradients, recipe, at);
+        let mut update = Update::new(self, parameters, gradients, recipe, step);
         let mut updated = parts.clone();
         updated.extend(update.all(parts, parameters));
         (updated, update.lost())
@@ -105,7 +115,7 @@ struct Update<'a> {
     adam: &'a mut AdamW,
     gradients: GradientSums,
     recipe: &'a Recipe,
-    is_watched: bool,
+    step: Step,
     /// Updates without effect, per parameter, and all updates counted.
     lost: Vec<Tensor<1, Int>>,
     watched: usize,
@@ -117,11 +127,11 @@ impl<'a> Update<'a> {
         parameters: &[Parameter],
         gradients: GradientSums,
         recipe: &'a Recipe,
-        (factor, is_watched): (f64, bool),
+        step: Step,
     ) -> Self {
         let rules = parameters.iter().map(|parameter| {
             let rule = Rule {
-                rate: recipe.rates.of(parameter.part) * factor,
+                rate: recipe.rates.of(parameter.part) * step.rate,
                 decay: if parameter.decays() {
                     recipe.weight_decay
                 } else {
@@ -135,7 +145,7 @@ impl<'a> Update<'a> {
             adam,
             gradients,
             recipe,
-            is_watched,
+            step,
             lost: Vec::new(),
             watched: 0,
         }
@@ -225,7 +235,8 @@ impl<'a> Update<'a> {
         };
         let keeps = all.keeps(dtype, self.recipe);
         let tensors = [before, joined(gradients)];
-        let [value, rounded] = all.update(tensors, rule, self.recipe, dtype);
+        let op = all.op(rule, self.recipe, self.step);
+        let [value, rounded] = all.update(tensors, op, dtype);
         if keeps {
             for (id, master) in ids.iter().zip(parts(&value, &lengths)) {
                 if let Some(state) = self.adam.states.get_mut(id) {
@@ -256,8 +267,9 @@ impl<'a> Update<'a> {
         };
         state.steps += 1;
         let keeps = state.keeps(dtype, self.recipe);
-        let watched = (self.is_watched && is_narrow(dtype) && !keeps).then(|| before.clone());
-        let [value, rounded] = state.update([before, gradient], rule, self.recipe, dtype);
+        let watched = (self.step.is_watched && is_narrow(dtype) && !keeps).then(|| before.clone());
+        let op = state.op(rule, self.recipe, self.step);
+        let [value, rounded] = state.update([before, gradient], op, dtype);
         if let Some(before) = watched {
             let lost = widened(rounded.clone())
                 .equal(before.clone())
@@ -288,23 +300,27 @@ impl State {
         self.steps > 0 && recipe.masters && is_narrow(dtype)
     }
 
-    /// The value after the update with this number, in its type and in that of the parameter.
-    fn update(
-        &mut self,
-        [value, gradient]: [Tensor<1>; 2],
-        rule: &Rule,
-        recipe: &Recipe,
-        dtype: DType,
-    ) -> [Tensor<1>; 2] {
-        let moments = self.moments.take();
-        let moments = moments.unwrap_or_else(|| [gradient.zeros_like(), gradient.zeros_like()]);
-        let op = AdamWOp {
+    /// The numbers of the update with this number.
+    fn op(&self, rule: &Rule, recipe: &Recipe, step: Step) -> AdamWOp {
+        AdamWOp {
             rate: rule.rate,
             decay: rule.decay,
             betas: recipe.betas,
             epsilon: recipe.epsilon,
             steps: self.steps,
-        };
+            scale: step.scale,
+        }
+    }
+
+    /// The value after an update, in its type and in that of the parameter.
+    fn update(
+        &mut self,
+        [value, gradient]: [Tensor<1>; 2],
+        op: AdamWOp,
+        dtype: DType,
+    ) -> [Tensor<1>; 2] {
+        let moments = self.moments.take();
+        let moments = moments.unwrap_or_else(|| [gradient.zeros_like(), gradient.zeros_like()]);
         let updated = adamw(value, gradient, moments, op, dtype.into())
             .expect("a recipe that was checked, and tensors of one parameter");
         self.moments = Some(updated.moments);
@@ -367,7 +383,11 @@ mod tests {
                     adam: &mut adam,
                     gradients,
                     recipe: &recipe,
-                    is_watched: false,
+                    step: Step {
+                        rate: 1.0,
+                        scale: 1.0,
+                        is_watched: false,
+                    },
                     lost: Vec::new(),
                     watched: 0,
                 };

@@ -13,6 +13,7 @@ use vlm_models::Parameter;
 
 use crate::checkpoint::{Fill, Values};
 use crate::error::Result;
+use crate::optimizer::Step;
 use crate::ranks::{NoSum, Peers, expect_done};
 use crate::sums::GradientSums;
 use crate::trainer::Trainer;
@@ -175,7 +176,7 @@ impl Trainer {
     pub(crate) fn update_shards(
         &mut self,
         gradients: GradientSums,
-        at: (f64, bool),
+        step: Step,
     ) -> Result<[usize; 2], NoSum> {
         let Some(peers) = &self.peers else {
             return Ok([0, 0]);
@@ -187,9 +188,13 @@ impl Trainer {
         self.model.visit(&mut values);
         let own = values.0.into_iter();
         let own = own.filter_map(|(id, value)| Some((id, value.slice(shards.own(id)?))));
-        let (own, lost) =
-            self.optimizer
-                .step_parts(own.collect(), &self.parameters, gradients, &self.recipe, at);
+        let (own, lost) = self.optimizer.step_parts(
+            own.collect(),
+            &self.parameters,
+            gradients,
+            &self.recipe,
+            step,
+        );
         let device = self.model.device().inner();
         let part = shards.lay_own(own, (&device, shards.dtype()));
         expect_done(&part)?;

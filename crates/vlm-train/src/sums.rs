@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use burn::module::ParamId;
 use burn::tensor::{DType, Tensor};
+use burn_attention::square_sums;
 
 /// The gradients of a batch so far, flat.
 #[derive(Clone, Debug, Default)]
@@ -54,9 +55,6 @@ pub(crate) fn parts(joined: &Tensor<1>, lengths: &[usize]) -> Vec<Tensor<1>> {
     };
     lengths.iter().scan(0, part).collect()
 }
-
-/// Elements whose squares are summed together; in a longer f32 sum, the last terms would be lost.
-const CHUNK: usize = 4096;
 
 impl GradientSums {
     /// Adds the gradient of a micro-batch. Sums of 16-bit gradients are in f32.
@@ -115,7 +113,7 @@ impl GradientSums {
         let squares: Vec<Tensor<1>> = small
             .into_iter()
             .chain(large)
-            .map(|sum| square(sum).cast(DType::F32))
+            .map(|sum| square_sums(sum).cast(DType::F32))
             .collect();
         if squares.is_empty() {
             return Ok(0.0);
@@ -172,20 +170,4 @@ impl GradientSums {
         let lengths = sums.iter().map(|sum| sum.dims()[0]).collect();
         (!sums.is_empty()).then(|| (joined(sums), lengths))
     }
-}
-
-/// The sums of the squares of each chunk of a tensor. Their number is small enough for the host.
-fn square(x: Tensor<1>) -> Tensor<1> {
-    let [elements] = x.dims();
-    let whole = elements - elements % CHUNK;
-    let at_once = |x: Tensor<1>| (x.clone() * x).sum();
-    if whole == 0 {
-        return at_once(x);
-    }
-    let rows = x.clone().slice(0..whole).reshape([whole / CHUNK, CHUNK]);
-    let sums = (rows.clone() * rows).sum_dim(1).reshape([whole / CHUNK]);
-    if whole == elements {
-        return sums;
-    }
-    Tensor::cat(vec![sums, at_once(x.slice(whole..elements))], 0)
 }

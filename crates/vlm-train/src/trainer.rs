@@ -12,7 +12,7 @@ use crate::batch::{inputs, lines, prompt, seeds, tokens};
 use crate::checkpoint::Validations;
 use crate::error::{Result, VlmTrainError};
 use crate::loss_scale::LossScale;
-use crate::optimizer::AdamW;
+use crate::optimizer::{AdamW, Step};
 use crate::ranks::Peers;
 use crate::recipe::{LossRule, Recipe, TrainedParts};
 use crate::record::Recording;
@@ -182,7 +182,7 @@ impl Trainer {
         batch: &[MicroBatch],
         recording: Option<&mut Recording>,
     ) -> Result<StepReport> {
-        let mut pass = self.pass(batch, recording)?;
+        let pass = self.pass(batch, recording)?;
         let recipe = &self.recipe;
         let factor = recipe.factor(self.steps);
         let mut report = StepReport {
@@ -205,17 +205,17 @@ impl Trainer {
         if let Some(scale) = &mut self.loss_scale {
             scale.fitted();
         }
-        if let Some(most) = recipe.max_norm {
-            // As in torch's clip_grad_norm_.
-            let factor = most / (pass.norm + 1e-6);
-            if factor < 1.0 {
-                pass.gradients.scale(factor);
-            }
-        }
         let step = report.step;
-        let is_watched = step == recipe.warmup_steps + 1 || step.is_multiple_of(WATCHED_EVERY);
+        let update = Step {
+            rate: factor,
+            // As in torch's clip_grad_norm_.
+            scale: recipe
+                .max_norm
+                .map_or(1.0, |most| (most / (pass.norm + 1e-6)).min(1.0)),
+            is_watched: step == recipe.warmup_steps + 1 || step.is_multiple_of(WATCHED_EVERY),
+        };
         let [lost, watched] = if self.shards().is_some() {
-            let updated = self.update_shards(pass.gradients, (factor, is_watched));
+            let updated = self.update_shards(pass.gradients, update);
             updated.map_err(|failure| failure.step_error(step))?
         } else {
             let (model, lost) = self.optimizer.step(
@@ -223,7 +223,7 @@ impl Trainer {
                 &self.parameters,
                 pass.gradients,
                 recipe,
-                (factor, is_watched),
+                update,
             );
             self.model = model;
             lost

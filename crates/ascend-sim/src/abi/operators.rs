@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | `T`, `MaybeT` | a tensor that is read; one that may be null |
 //! | `Out`, `MaybeOut` | a tensor that is written; one that may be null |
-//! | `Ref`, `MaybeRef` | a tensor that is read and written; one that may be null |
+//! | `Ref` | a tensor that is read and written |
 //! | `S`, `MaybeS` | a host scalar; one that may be null |
 //! | `Ints`, `MaybeInts`, `Tensors` | host lists; one that may be null |
 //! | `DType`, `Text` | an element type by its number; a C string |
@@ -21,13 +21,11 @@ use crate::aclnn::executor::execute;
 use crate::aclnn::index::Meets;
 use crate::aclnn::matrix::{Addend, Product, product};
 use crate::aclnn::normalize::{LayerNorm, RmsNormSaved};
-use crate::aclnn::optimizer::AdamW;
 use crate::aclnn::pointwise::{Backward, Binary, Test, Unary, backward, binary, test, unary};
 use crate::aclnn::reduce::Fold;
 use crate::aclnn::rotary::GradTensors;
 use crate::aclnn::{
-    Call, attention, cache, fill, index, movement, normalize, optimizer, pointwise, random, reduce,
-    rotary,
+    Call, attention, cache, fill, index, movement, normalize, pointwise, random, reduce, rotary,
 };
 use crate::codes::{ACLNN_NULLPTR, Failure, Outcome};
 use crate::record;
@@ -76,7 +74,6 @@ kinds! {
     Out *mut aclTensor;
     MaybeOut *mut aclTensor;
     Ref *mut aclTensor;
-    MaybeRef *mut aclTensor;
     Over *mut aclTensor;
     S *const aclScalar;
     MaybeS *const aclScalar;
@@ -108,10 +105,7 @@ macro_rules! take {
         $call.tensor($arg as u64, $name, Access::Write)?
     };
     ($call:ident, $arg:ident, $name:expr, Ref) => {
-        required(take!($call, $arg, $name, MaybeRef), $name)?
-    };
-    ($call:ident, $arg:ident, $name:expr, MaybeRef) => {
-        $call.tensor($arg as u64, $name, Access::Both)?
+        required($call.tensor($arg as u64, $name, Access::Both)?, $name)?
     };
     // Documented as input and output, but only written.
     ($call:ident, $arg:ident, $name:expr, Over) => {
@@ -469,15 +463,6 @@ operators! {
         let saved = RmsNormSaved { dy, x, rstd, gamma };
         normalize::rms_norm_backward(call, saved, dxOut, dgammaOut)
     };
-
-    // Optimizers.
-    aclnnApplyAdamWV2(
-        varRef: Ref, mRef: Ref, vRef: Ref, maxGradNormOptionalRef: MaybeRef, grad: T, step: T,
-        lr: f32, beta1: f32, beta2: f32, weightDecay: f32, eps: f32, amsgrad: bool, maximize: bool,
-    ) |call| optimizer::adam_w(call, AdamW {
-        var: varRef, m: mRef, v: vRef, max_grad_norm: maxGradNormOptionalRef, grad, step, lr,
-        betas: [beta1, beta2], weight_decay: weightDecay, eps, amsgrad, maximize,
-    });
 
     // Attention.
     aclnnFlashAttentionScore(

@@ -17,7 +17,6 @@ pub(crate) mod index;
 pub(crate) mod matrix;
 pub(crate) mod movement;
 pub(crate) mod normalize;
-pub(crate) mod optimizer;
 pub(crate) mod pointwise;
 pub(crate) mod random;
 pub(crate) mod reduce;

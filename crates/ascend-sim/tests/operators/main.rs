@@ -13,7 +13,6 @@ mod elementwise;
 mod matrix;
 mod movement;
 mod normalization;
-mod optimizer;
 mod protocol;
 mod random;
 mod reduction;

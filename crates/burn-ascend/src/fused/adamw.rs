@@ -1,13 +1,15 @@
-//! The AdamW update by the vendor's operator, and by ordinary operations beyond its limits.
+//! The AdamW update and the sums of squares by rope-ascend's kernels, and by ordinary operations
+//! beyond their limits.
 
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{DType, TensorMetadata};
+use burn::backend::{DType, FloatDType, TensorMetadata};
 use burn_attention::composed::adamw as composed;
-use burn_attention::{AdamWOp, AdamWOps};
+use burn_attention::{AdamWOp, AdamWOps, SQUARES};
 use burn_fused::like;
-use rope_ascend::aclnn::View;
+use burn_fused::primitive::cast;
+use rope_ascend::rope::{AdamWFactors, KernelType, Update};
 
-use super::{Outcome, Outputs, Refusal};
+use super::{Outputs, Refusal, kernel_type, layer_kernels, read, write};
 use crate::Ascend;
 use crate::ops::launch;
 use crate::ops::movement::copy;
@@ -21,16 +23,49 @@ impl AdamWOps for Ascend {
         second: FloatTensor<Self>,
         op: AdamWOp,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        let outputs = Outputs::new(&value, [like(&value), like(&first), like(&second)]);
-        let outcome = update([value, first, second], &gradient, op);
+        let dtype = FloatDType::F32;
+        let (value, _, first, second) =
+            Self::adamw_rounded(value, gradient, first, second, op, dtype);
+        (value, first, second)
+    }
+
+    fn adamw_rounded(
+        value: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+        first: FloatTensor<Self>,
+        second: FloatTensor<Self>,
+        op: AdamWOp,
+        dtype: FloatDType,
+    ) -> (
+        FloatTensor<Self>,
+        FloatTensor<Self>,
+        FloatTensor<Self>,
+        FloatTensor<Self>,
+    ) {
+        let narrow = (value.shape(), dtype.into());
+        let described = [like(&value), narrow, like(&first), like(&second)];
+        let outputs = Outputs::new(&value, described);
+        let outcome = update([value, first, second], &gradient, op, dtype);
         let updated = outputs.or_composed(outcome, |[value, first, second]| {
-            composed::update::<Self>(value, gradient, first, second, op).into()
+            let (value, first, second) =
+                composed::update::<Self>(value, gradient, first, second, op);
+            let rounded = cast::<Self>(value.clone(), dtype);
+            [value, rounded, first, second]
         });
         updated.into()
+    }
+
+    fn square_sums(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        let sums = ([x.len().div_ceil(SQUARES)].into(), x.dtype());
+        let outputs = Outputs::new(&x, [sums]);
+        let outcome = square_sums(&x).map_err(|refusal| (refusal, ()));
+        let [sums] = outputs.or_composed(outcome, |()| [composed::square_sums::<Self>(x)]);
+        sums
     }
 }
 
 /// Updates the value and both moments in place, or copies of those that something else holds.
+/// Returns the value, the value in `dtype`, and the moments.
 #[expect(
     clippy::result_large_err,
     reason = "a refusal gives the inputs back to be composed"
@@ -39,50 +74,70 @@ fn update(
     state: [AscendTensor; 3],
     gradient: &AscendTensor,
     op: AdamWOp,
-) -> Outcome<[AscendTensor; 3], 3> {
-    if !is_within(&state[0], op) {
+    dtype: FloatDType,
+) -> Result<[AscendTensor; 4], (Refusal, [AscendTensor; 3])> {
+    if state[0].dtype() != DType::F32 || kernel_type(dtype.into()).is_err() {
         return Err((Refusal::Limit, state));
     }
-    let state = state.map(|x| if launch::is_free(&x) { x } else { copy(&x) });
-    match run(&state, gradient, op) {
-        Ok(()) => Ok(state),
+    let mut state = state.map(|x| if launch::is_free(&x) { x } else { copy(&x) });
+    match run(&mut state, gradient, op, dtype) {
+        Ok(rounded) => {
+            let [value, first, second] = state;
+            let rounded = rounded.unwrap_or_else(|| value.clone());
+            Ok([value, rounded, first, second])
+        }
         Err(refusal) => Err((refusal, state)),
     }
 }
 
-/// The operator's limits. It takes its numbers in f32 and subtracts them from 1, although a beta
-/// may round to 1 in f32.
-fn is_within(value: &AscendTensor, op: AdamWOp) -> bool {
-    let is_below_one = |beta: f64| (beta as f32) < 1.0;
-    value.dtype() == DType::F32
-        && (1..=8).contains(&value.dims().len())
-        && op.betas.into_iter().all(is_below_one)
+fn run(
+    [value, first, second]: &mut [AscendTensor; 3],
+    gradient: &AscendTensor,
+    op: AdamWOp,
+    dtype: FloatDType,
+) -> Result<Option<AscendTensor>, Refusal> {
+    let element = kernel_type(dtype.into())?;
+    let context = value.context()?.clone();
+    let kernels = layer_kernels(&context)?;
+    let gradient = gradient.clone().contiguous();
+    let elements = value.len();
+    let mut rounded = (element != KernelType::F32)
+        .then(|| AscendTensor::empty_in(&context, value.shape(), dtype.into()));
+    let by = op.factors();
+    kernels.update(Update {
+        elements,
+        factors: AdamWFactors {
+            scale: by.scale as f32,
+            of_gradient: by.of_gradient as f32,
+            of_square: by.of_square as f32,
+            kept: by.kept as f32,
+            correction: by.correction as f32,
+            epsilon: by.epsilon as f32,
+            stay: by.stay as f32,
+            step: by.step as f32,
+        },
+        value: write(value)?,
+        gradient: read(&gradient)?,
+        moments: [write(first)?, write(second)?],
+        rounded: match &mut rounded {
+            Some(rounded) => Some((element, write(rounded)?)),
+            None => None,
+        },
+    })?;
+    Ok(rounded)
 }
 
-fn run(state: &[AscendTensor; 3], gradient: &AscendTensor, op: AdamWOp) -> Result<(), Refusal> {
-    let [value, first, second] = state;
-    let context = value.context()?;
-    let [value, first, second, gradient] = launch::views([value, first, second, gradient])?;
-    if value.dims.contains(&0) {
-        return Ok(());
+fn square_sums(x: &AscendTensor) -> Result<[AscendTensor; 1], Refusal> {
+    if x.dtype() != DType::F32 {
+        return Err(Refusal::Limit);
     }
-    // It adds 1: the count is that of the updates before this one.
-    let before = context.number((op.steps - 1) as f32)?;
-    let before = View {
-        buffer: &before,
-        dtype: value.dtype,
-        dims: &[1],
-        strides: &[1],
-        offset: 0,
-    };
-    let [beta_1, beta_2] = op.betas.map(|beta| beta as f32);
-    let (rate, decay, epsilon) = (op.rate as f32, op.decay as f32, op.epsilon as f32);
-    let operators = context.operators();
-    let done = operators.adam_w(
-        value, first, second, None, gradient, before, rate, beta_1, beta_2, decay, epsilon, false,
-        false,
-    );
-    done.map_err(Refusal::operator)
+    let context = x.context()?;
+    let kernels = layer_kernels(context)?;
+    let x = x.clone().contiguous();
+    let shape = [x.len().div_ceil(SQUARES)].into();
+    let mut sums = AscendTensor::empty_in(context, shape, DType::F32);
+    kernels.square_sums(x.len(), SQUARES, read(&x)?, write(&mut sums)?)?;
+    Ok([sums])
 }
 
 #[cfg(all(test, feature = "ascend-sim"))]
@@ -94,7 +149,6 @@ mod tests {
     use super::*;
     use crate::faults::{Alone, message, values};
 
-    const OPERATOR: &str = "aclnnApplyAdamWV2";
     const COUNT: usize = 40;
     const OP: AdamWOp = AdamWOp {
         rate: 1e-2,
@@ -102,6 +156,7 @@ mod tests {
         betas: [0.9, 0.999],
         epsilon: 1e-8,
         steps: 1,
+        scale: 0.5,
     };
 
     fn numbers(seed: usize) -> Vec<f32> {
@@ -109,8 +164,11 @@ mod tests {
         (0..COUNT).map(value).collect()
     }
 
-    fn runs() -> u64 {
-        control::operator_runs().get(OPERATOR).copied().unwrap_or(0)
+    fn runs() -> usize {
+        let launches = control::launches().into_iter();
+        launches
+            .filter(|launch| launch.kernel.starts_with("rope_adamw"))
+            .count()
     }
 
     /// Value and both moments before the first update, with the gradient of one.
@@ -136,7 +194,8 @@ mod tests {
         let value = |index: usize| {
             let (mut value, mut first, mut second) = (f64::from(numbers(1)[index]), 0.0, 0.0);
             for (step, gradient) in gradients.iter().enumerate() {
-                let (gradient, [beta_1, beta_2]) = (f64::from(gradient[index]), op.betas);
+                let (gradient, [beta_1, beta_2]) =
+                    (op.scale * f64::from(gradient[index]), op.betas);
                 first = beta_1 * first + (1.0 - beta_1) * gradient;
                 second = beta_2 * second + (1.0 - beta_2) * gradient * gradient;
                 let steps = step as i32 + 1;
@@ -159,9 +218,9 @@ mod tests {
     }
 
     #[test]
-    fn the_operator_updates_where_the_tensors_lie() {
+    fn the_kernel_updates_where_the_tensors_lie() {
         let alone = Alone::new();
-        control::clear_operator_runs();
+        control::clear_launches();
         let [mut value, _, mut first, mut second] = first(&alone);
         let address = |x: &AscendTensor| x.address().expect("memory");
         let before = [&value, &first, &second].map(address);
@@ -176,8 +235,8 @@ mod tests {
             let expected = plain(&gradients[..=step], OP);
             let apart = apart(value.clone(), &expected);
             println!("step {}: {apart:e} of a step of {:e}", step + 1, OP.rate);
-            // Numbers in f32 of which 1 is subtracted, and the roundings of values up to 1.
-            assert!(apart < 3e-5 * OP.rate * (step + 1) as f64 + 1e-7);
+            // The roundings of values up to 1.
+            assert!(apart < 1e-7 * (step + 2) as f64);
         }
         assert_eq!([&value, &first, &second].map(address), before);
         assert_eq!(runs(), 20);
@@ -190,25 +249,48 @@ mod tests {
         let held = state.clone();
         let before = held.clone().map(|x| values(x).expect("memory"));
         let [value, ..] = update(state, OP);
-        assert!(apart(value, &plain(&[numbers(2)], OP)) < 4e-7);
+        assert!(apart(value, &plain(&[numbers(2)], OP)) < 2e-7);
         assert_eq!(held.map(|x| values(x).expect("memory")), before);
     }
 
     #[test]
-    fn what_the_operator_does_not_take_is_composed() {
+    fn values_are_rounded_once() {
+        let alone = Alone::new();
+        for dtype in [FloatDType::F16, FloatDType::BF16] {
+            let [value, gradient, moment, other] = first(&alone);
+            let (value, rounded, ..) =
+                Ascend::adamw_rounded(value, gradient, moment, other, OP, dtype);
+            assert_eq!(rounded.dtype(), dtype.into());
+            let expected = Ascend::float_cast(value, dtype);
+            let [rounded, expected] =
+                [rounded, expected].map(|x| values(Ascend::float_cast(x, FloatDType::F32)));
+            assert_eq!(rounded.expect("values"), expected.expect("values"));
+        }
+    }
+
+    #[test]
+    fn squares_are_summed_by_chunks() {
+        let alone = Alone::new();
+        for count in [1, SQUARES, SQUARES + 3] {
+            let x: Vec<f32> = (0..count).map(|index| (index % 7) as f32).collect();
+            let expected: Vec<f32> = x
+                .chunks(SQUARES)
+                .map(|chunk| chunk.iter().map(|x| x * x).sum())
+                .collect();
+            control::clear_launches();
+            let found = Ascend::square_sums(alone.vector(&x));
+            assert_eq!(values(found).expect("sums"), expected);
+            assert_eq!(control::launches().len(), 1);
+        }
+        let empty = Ascend::square_sums(alone.vector(&[]));
+        assert!(values(empty).expect("no elements").is_empty());
+    }
+
+    #[test]
+    fn f64_is_composed_and_no_elements_are_nothing_to_do() {
         let alone = Alone::new();
         let expected = plain(&[numbers(2)], OP);
-        control::clear_operator_runs();
-        control::inject_fault("aclnnApplyAdamWV2GetWorkspaceSize", 1, 161_002);
-        let [value, ..] = update(first(&alone), OP);
-        assert!(apart(value, &expected) < 2e-7, "refused");
-        // In f32 the beta is 1.
-        let op = AdamWOp {
-            betas: [0.9, 1.0 - 1e-9],
-            ..OP
-        };
-        let [value, ..] = update(first(&alone), op);
-        assert!(apart(value, &expected) < 2e-7, "a beta of nearly 1");
+        control::clear_launches();
         let state = first(&alone).map(|x| Ascend::float_cast(x, FloatDType::F64));
         let [value, ..] = update(state, OP);
         let value = Ascend::float_cast(value, FloatDType::F32);

@@ -6,10 +6,10 @@ use burn::backend::{DType, Shape, TensorMetadata};
 use burn_attention::AdapterOps;
 use burn_attention::composed::adapter as composed;
 use burn_fused::like;
-use rope_ascend::rope::{LowRankTerm, MemoryPart};
+use rope_ascend::rope::LowRankTerm;
 use rope_ascend::sys::CubeMath;
 
-use super::{Outcome, Outputs, Refusal, kernel_type, layer_kernels};
+use super::{Outcome, Outputs, Refusal, kernel_type, layer_kernels, read, write};
 use crate::Ascend;
 use crate::ops::launch::{self, Out, Types};
 use crate::ops::movement::copy;
@@ -90,33 +90,20 @@ fn run(y: &mut AscendTensor, h: &AscendTensor, b: &AscendTensor) -> Result<Ascen
         AscendTensor::empty_in(&context, Shape::from([rank, rows]), y.dtype())
     };
     let starts = [0, rank * rows];
-    let (y_offset, parts) = (y.offset(), h.dims()[0] / rank);
+    let parts = h.dims()[0] / rank;
     let into = if is_wide {
         None
     } else {
-        let offset = rounded.offset();
-        Some(MemoryPart {
-            memory: &mut **rounded.buffer_mut()?,
-            offset,
-        })
+        Some(write(&mut rounded)?)
     };
     kernels.add_low_rank(LowRankTerm {
         element,
         size: [rows, columns],
         rank,
         part_starts: &starts[..parts],
-        y: MemoryPart {
-            memory: &mut **y.buffer_mut()?,
-            offset: y_offset,
-        },
-        h: MemoryPart {
-            memory: h.buffer()?,
-            offset: h.offset(),
-        },
-        b: MemoryPart {
-            memory: b.buffer()?,
-            offset: b.offset(),
-        },
+        y: write(y)?,
+        h: read(&h)?,
+        b: read(&b)?,
         rounded_h: into,
     })?;
     Ok(rounded)

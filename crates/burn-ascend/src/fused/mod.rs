@@ -13,7 +13,8 @@ use std::sync::{Arc, OnceLock};
 
 use burn::backend::{DType, ExecutionError, Shape, TensorMetadata};
 use rope_ascend::AscendError;
-use rope_ascend::rope::{KernelType, LayerKernels};
+use rope_ascend::rope::{KernelType, LayerKernels, MemoryPart};
+use rope_ascend::safe::DeviceMemory;
 
 use crate::context::Context;
 use crate::error::execution;
@@ -63,6 +64,23 @@ fn kernel_type(dtype: DType) -> Result<KernelType, Refusal> {
         DType::BF16 => Ok(KernelType::Bf16),
         _ => Err(Refusal::Limit),
     }
+}
+
+/// The elements of a dense tensor.
+fn read(x: &AscendTensor) -> Result<MemoryPart<&DeviceMemory>, Refusal> {
+    Ok(MemoryPart {
+        memory: x.buffer()?,
+        offset: x.offset(),
+    })
+}
+
+/// The elements of a dense tensor that nothing else holds.
+fn write(x: &mut AscendTensor) -> Result<MemoryPart<&mut DeviceMemory>, Refusal> {
+    let offset = x.offset();
+    Ok(MemoryPart {
+        memory: x.buffer_mut()?,
+        offset,
+    })
 }
 
 /// For this crate's kernels, whose limits are known before the launch.

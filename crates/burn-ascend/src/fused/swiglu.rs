@@ -5,10 +5,9 @@ use burn::backend::tensor::FloatTensor;
 use burn_attention::SwiGluOps;
 use burn_attention::composed::swiglu as composed;
 use burn_fused::like;
-use rope_ascend::rope::{Gate, GateBackward, MemoryPart};
-use rope_ascend::safe::DeviceMemory;
+use rope_ascend::rope::{Gate, GateBackward};
 
-use super::{Outputs, Refusal, kernel_type, layer_kernels};
+use super::{Outputs, Refusal, kernel_type, layer_kernels, read, write};
 use crate::Ascend;
 use crate::tensor::AscendTensor;
 
@@ -34,13 +33,6 @@ impl SwiGluOps for Ascend {
     }
 }
 
-fn read(x: &AscendTensor) -> Result<MemoryPart<&DeviceMemory>, Refusal> {
-    Ok(MemoryPart {
-        memory: x.buffer()?,
-        offset: x.offset(),
-    })
-}
-
 fn forward(gate: &AscendTensor, up: &AscendTensor) -> Result<[AscendTensor; 1], Refusal> {
     let element = kernel_type(gate.dtype())?;
     let context = gate.context()?;
@@ -52,10 +44,7 @@ fn forward(gate: &AscendTensor, up: &AscendTensor) -> Result<[AscendTensor; 1], 
         elements: gate.len(),
         gate: read(&gate)?,
         up: read(&up)?,
-        y: MemoryPart {
-            memory: y.buffer_mut()?,
-            offset: 0,
-        },
+        y: write(&mut y)?,
     })?;
     Ok([y])
 }
@@ -77,14 +66,8 @@ fn backward(
         gate: read(&gate)?,
         up: read(&up)?,
         gradient: read(&gradient)?,
-        gate_gradient: MemoryPart {
-            memory: gate_gradient.buffer_mut()?,
-            offset: 0,
-        },
-        up_gradient: MemoryPart {
-            memory: up_gradient.buffer_mut()?,
-            offset: 0,
-        },
+        gate_gradient: write(&mut gate_gradient)?,
+        up_gradient: write(&mut up_gradient)?,
     })?;
     Ok([gate_gradient, up_gradient])
 }

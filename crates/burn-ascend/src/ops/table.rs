@@ -85,13 +85,7 @@ mod tests {
         },
     ];
 
-    /// Of its update of AdamW.
-    const ADAMW: [Row; 1] = [Row {
-        method: "adamw",
-        native: Some((Types::F32, &["adam_w"])),
-    }];
-
-    const TRAITS: [(&str, &[Row]); 8] = [
+    const TRAITS: [(&str, &[Row]); 7] = [
         ("FloatTensorOps", float::ROWS),
         ("IntTensorOps", int::ROWS),
         ("BoolTensorOps", bool::ROWS),
@@ -99,7 +93,6 @@ mod tests {
         ("ActivationOps", activation::ROWS),
         ("QTensorOps", quantized::ROWS),
         ("AttentionOps", &ATTENTION),
-        ("AdamWOps", &ADAMW),
     ];
 
     fn operator(method: &str) -> Option<&'static OperatorInfo> {

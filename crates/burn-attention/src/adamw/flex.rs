@@ -9,8 +9,9 @@ use burn_fused::zeros;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
+use super::SQUARES;
 use super::composed;
-use super::op::{AdamWOp, AdamWOps, Factors, rounded};
+use super::op::{AdamWFactors, AdamWOp, AdamWOps, rounded};
 use crate::attention::flex::number::Number;
 
 /// Elements of a task. Its values are rounded while they are in the second cache.
@@ -57,30 +58,71 @@ impl AdamWOps for Flex {
         };
         (value, out, first, second)
     }
-}
 
-impl Factors<f64> {
-    fn narrow(self) -> Factors<f32> {
-        Factors {
-            stay: self.stay as f32,
-            first: self.first as f32,
-            second: self.second as f32,
-            kept: self.kept as f32,
-            correction: self.correction as f32,
-            epsilon: self.epsilon as f32,
-            step_size: self.step_size as f32,
+    fn square_sums(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        if x.dtype() != DType::F32 {
+            return composed::square_sums::<Self>(x);
         }
+        let x = x.to_contiguous();
+        let chunks = elements(&x).par_chunks(SQUARES);
+        let mut sums = zeros([chunks.len()].into(), DType::F32);
+        let out = sums.storage_mut::<f32>().par_iter_mut();
+        out.zip(chunks)
+            .for_each(|(sum, chunk)| *sum = sum_of_squares(chunk));
+        sums
     }
 }
 
-impl Factors<f32> {
+/// The sum of the squares of some elements, by lanes.
+fn sum_of_squares(x: &[f32]) -> f32 {
+    const LANES: usize = 16;
+    let (rows, rest) = x.as_chunks::<LANES>();
+    let mut lanes = [0.0; LANES];
+    for row in rows {
+        for (lane, x) in lanes.iter_mut().zip(row) {
+            *lane += x * x;
+        }
+    }
+    for (lane, x) in lanes.iter_mut().zip(rest) {
+        *lane += x * x;
+    }
+    lanes.iter().sum()
+}
+
+/// The factors in f32.
+struct Factors {
+    scale: f32,
+    of_gradient: f32,
+    of_square: f32,
+    kept: f32,
+    correction: f32,
+    epsilon: f32,
+    stay: f32,
+    step: f32,
+}
+
+impl Factors {
+    fn new(by: AdamWFactors) -> Self {
+        Self {
+            scale: by.scale as f32,
+            of_gradient: by.of_gradient as f32,
+            of_square: by.of_square as f32,
+            kept: by.kept as f32,
+            correction: by.correction as f32,
+            epsilon: by.epsilon as f32,
+            stay: by.stay as f32,
+            step: by.step as f32,
+        }
+    }
+
     /// As the composed update of an element, operation by operation.
     #[inline]
     fn update(&self, value: f32, gradient: f32, [first, second]: [&mut f32; 2]) -> f32 {
-        *first += (gradient - *first) * self.first;
-        *second = *second * self.kept + gradient * gradient * self.second;
+        let gradient = gradient * self.scale;
+        *first += (gradient - *first) * self.of_gradient;
+        *second = *second * self.kept + gradient * gradient * self.of_square;
         let root = second.sqrt() / self.correction + self.epsilon;
-        value * self.stay - *first / root * self.step_size
+        value * self.stay - *first / root * self.step
     }
 }
 
@@ -90,7 +132,7 @@ fn update<E: Number<Wide = f32>>(
     op: AdamWOp,
     rounded: Option<&mut [E]>,
 ) -> [FlexTensor; 3] {
-    let by = op.factors().narrow();
+    let by = Factors::new(op.factors());
     let (mut first, mut second) = (owned(first), owned(second));
     let moments = [&mut first, &mut second];
     let value = if !is_free(&value) && is_free(&gradient) {

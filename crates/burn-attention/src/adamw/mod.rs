@@ -1,4 +1,4 @@
-//! The AdamW update as one operation.
+//! The AdamW update as one operation, and the sums of squares that clipping needs.
 
 pub mod composed;
 #[cfg(feature = "flex")]
@@ -9,12 +9,17 @@ pub(crate) mod wire;
 
 use burn::backend::{Dispatch, TensorMetadata};
 use burn::tensor::{DType, FloatDType, Tensor};
-use burn_fused::{OpError, expect};
+#[cfg(feature = "remote-server")]
+use burn_fused::expect_shape;
+use burn_fused::{OpError, accumulator, expect};
 
 use crate::backends;
 use crate::error::{AttentionError, Result};
 
-pub use op::{AdamWOp, AdamWOps};
+pub use op::{AdamWFactors, AdamWOp, AdamWOps};
+
+/// Elements whose squares are summed together: in a longer f32 sum, the last terms would be lost.
+pub const SQUARES: usize = 4096;
 
 /// The results of an update.
 #[derive(Clone, Debug)]
@@ -30,11 +35,11 @@ pub struct AdamWUpdate<const D: usize> {
 /// Computes one AdamW update. Its moments are moving averages of the gradients and of their
 /// squares.
 ///
-/// For each element, after t updates:
+/// For each element, after t updates, with g = gradient scale:
 ///
 /// ```text
-/// first  = first + (gradient - first) (1 - beta_1)
-/// second = second beta_2 + gradient² (1 - beta_2)
+/// first  = first + (g - first) (1 - beta_1)
+/// second = second beta_2 + g² (1 - beta_2)
 /// root   = √second / √(1 - beta_2^t) + epsilon
 /// value  = value (1 - rate decay) - first / root (rate / (1 - beta_1^t))
 /// ```
@@ -45,8 +50,7 @@ pub struct AdamWUpdate<const D: usize> {
 ///
 /// # Numerics
 /// Computed in the type of the tensors and in this order, which is torch's. The scalar factors are
-/// computed in f64 and rounded once. An NPU's operator computes them in f32, which in the first
-/// steps changes an update by up to 3e-5 of its size (calculated for a beta_2 of 0.999).
+/// computed in f64 and rounded once.
 ///
 /// # Memory
 /// On the CPU and on NPUs the update is one pass, in the memory of moments that nothing else holds.
@@ -71,6 +75,7 @@ pub struct AdamWUpdate<const D: usize> {
 ///     betas: [0.9, 0.999],
 ///     epsilon: 1e-8,
 ///     steps: 1,
+///     scale: 1.0,
 /// };
 /// let moments = [value.zeros_like(), value.zeros_like()];
 /// let updated = adamw(value, gradient, moments, op, DType::BF16.into())?;
@@ -107,6 +112,50 @@ pub fn adamw<const D: usize>(
         rounded: Tensor::from_dispatch(rounded),
         moments: [first, second].map(Tensor::from_dispatch),
     })
+}
+
+/// Computes the sums of the squares of each [`SQUARES`] elements, for the norm of a gradient. The
+/// last sum is that of the remaining elements.
+///
+/// # Shapes
+/// `x`: `[n]`; returns `[n / SQUARES]`, rounded up.
+///
+/// # Numerics
+/// 16-bit types are summed in f32, others in their own. The order of the additions differs between
+/// devices.
+///
+/// # Memory
+/// On the CPU and on NPUs one pass over f32, without a tensor of squares.
+///
+/// # Example
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_attention::square_sums;
+///
+/// let x = Tensor::from_floats([3.0, 4.0], &Device::flex());
+/// assert_eq!(square_sums(x).into_scalar::<f32>(), 25.0);
+/// ```
+pub fn square_sums(x: Tensor<1>) -> Tensor<1> {
+    let x = match accumulator(x.dtype()) {
+        Ok(wide) => x.cast(wide),
+        Err(_) => x,
+    };
+    let x = x.into_dispatch();
+    let sums = if backends::reaches(&x.device()) {
+        Dispatch::square_sums(x)
+    } else {
+        composed::square_sums::<Dispatch>(x)
+    };
+    Tensor::from_dispatch(sums)
+}
+
+/// # Errors
+/// [`AttentionError::Op`] for x of other types than f32 and f64.
+#[cfg(feature = "remote-server")]
+pub(crate) fn check_squares<T: TensorMetadata>(x: &T) -> Result<()> {
+    let flat = [x.shape().num_elements()];
+    let wide = accumulator(x.dtype())?;
+    Ok(expect_shape("x", x, (&flat, wide.into()), x)?)
 }
 
 pub(crate) fn check<T: TensorMetadata>(tensors: [&T; 4], op: AdamWOp) -> Result<()> {

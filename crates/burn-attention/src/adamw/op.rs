@@ -21,36 +21,45 @@ pub struct AdamWOp {
     pub epsilon: f64,
     /// The number of updates, including this one.
     pub steps: u64,
+    /// Multiplies the gradient first, to clip it.
+    pub scale: f64,
 }
 
-/// The numbers that tensors are computed with.
+/// The numbers that the tensors of an update are computed with.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Factors<T> {
-    /// The share of a value that does not decay.
-    pub(super) stay: T,
+pub struct AdamWFactors {
+    /// Multiplies the gradient.
+    pub scale: f64,
     /// The share of the gradient in the first moment.
-    pub(super) first: T,
-    /// The share of its square in the second moment, and that of the second moment before.
-    pub(super) second: T,
-    pub(super) kept: T,
+    pub of_gradient: f64,
+    /// The share of its square in the second moment.
+    pub of_square: f64,
+    /// The share of the second moment that is kept.
+    pub kept: f64,
     /// Divides the root of the second moment.
-    pub(super) correction: T,
-    pub(super) epsilon: T,
-    pub(super) step_size: T,
+    pub correction: f64,
+    /// Added to that quotient.
+    pub epsilon: f64,
+    /// The share of a value that does not decay.
+    pub stay: f64,
+    /// The size of the step.
+    pub step: f64,
 }
 
 impl AdamWOp {
-    pub(super) fn factors(self) -> Factors<f64> {
+    /// The factors of the tensors.
+    pub fn factors(self) -> AdamWFactors {
         let [beta_1, beta_2] = self.betas;
         let steps = self.steps as f64;
-        Factors {
-            stay: 1.0 - self.rate * self.decay,
-            first: 1.0 - beta_1,
-            second: 1.0 - beta_2,
+        AdamWFactors {
+            scale: self.scale,
+            of_gradient: 1.0 - beta_1,
+            of_square: 1.0 - beta_2,
             kept: beta_2,
             correction: (1.0 - beta_2.powf(steps)).sqrt(),
             epsilon: self.epsilon,
-            step_size: self.rate / (1.0 - beta_1.powf(steps)),
+            stay: 1.0 - self.rate * self.decay,
+            step: self.rate / (1.0 - beta_1.powf(steps)),
         }
     }
 
@@ -67,6 +76,7 @@ impl AdamWOp {
             ("the first beta", beta_1, is_beta(beta_1), beta),
             ("the second beta", beta_2, is_beta(beta_2), beta),
             ("epsilon", self.epsilon, is_real(self.epsilon), real),
+            ("the scale", self.scale, is_real(self.scale), real),
             (
                 "the number of updates",
                 self.steps as f64,
@@ -86,7 +96,8 @@ impl AdamWOp {
     }
 }
 
-/// One AdamW update, as a backend implements it. All tensors have one shape and type.
+/// One AdamW update, and the sums of squares that clipping needs, as a backend implements them. All
+/// tensors of an update have one shape and type.
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     Cube: cfg(feature = "cube"),
@@ -103,6 +114,11 @@ pub trait AdamWOps: Backend {
         op: AdamWOp,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
         composed::update::<Self>(value, gradient, first, second, op)
+    }
+
+    /// Computes the sums of the squares of each [`SQUARES`](super::SQUARES) elements of a flat x.
+    fn square_sums(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        composed::square_sums::<Self>(x)
     }
 
     /// Computes the new values, their copy in another type, and the new moments.

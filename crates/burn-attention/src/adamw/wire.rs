@@ -1,16 +1,29 @@
-//! The update as a custom operation.
+//! The update and its sums of squares as custom operations.
 
-use burn::backend::{Remote, tensor::FloatTensor};
-use burn_fused::{Reader, WireOp, Writer, like, send};
+use burn::backend::{Remote, TensorMetadata, tensor::FloatTensor};
+use burn::tensor::FloatDType;
+use burn_fused::{NoNumbers, Reader, WireOp, Writer, like, send};
 
-use super::op::{AdamWOp, AdamWOps};
+use super::SQUARES;
+use super::op::{AdamWOp, AdamWOps, rounded};
 use crate::error::{AttentionError, Result};
 
-/// The custom operation.
+/// The custom operations.
 const UPDATE: &str = "adamw.update";
+const ROUNDED_UPDATE: &str = "adamw.rounded_update";
+const SUMS: &str = "adamw.square_sums";
+
+/// Types of rounded values.
+const NARROW: [FloatDType; 2] = [FloatDType::F16, FloatDType::BF16];
+
+/// An update whose values are also rounded to one of [`NARROW`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct RoundedUpdate(AdamWOp, FloatDType);
+
+type Sums = NoNumbers<AttentionError>;
 
 impl WireOp for AdamWOp {
-    const VERSION: u64 = 1;
+    const VERSION: u64 = 2;
     type Error = AttentionError;
 
     fn write(&self, numbers: &mut Writer) {
@@ -19,6 +32,7 @@ impl WireOp for AdamWOp {
             numbers.float(number);
         }
         numbers.size(self.steps as usize);
+        numbers.float(self.scale);
     }
 
     fn read(numbers: &mut Reader<'_>) -> Result<Self> {
@@ -31,7 +45,26 @@ impl WireOp for AdamWOp {
             ],
             epsilon: numbers.float("epsilon")?,
             steps: numbers.size("the number of updates", usize::MAX)? as u64,
+            scale: numbers.float("the scale")?,
         })
+    }
+}
+
+impl WireOp for RoundedUpdate {
+    const VERSION: u64 = 1;
+    type Error = AttentionError;
+
+    fn write(&self, numbers: &mut Writer) {
+        self.0.write(numbers);
+        numbers.one_of(&NARROW, &self.1);
+    }
+
+    fn read(numbers: &mut Reader<'_>) -> Result<Self> {
+        let op = AdamWOp::read(numbers)?;
+        Ok(Self(
+            op,
+            numbers.one_of("the type of the rounded values", &NARROW)?,
+        ))
     }
 }
 
@@ -47,6 +80,35 @@ impl AdamWOps for Remote {
         let inputs = vec![value, gradient, first, second];
         send(UPDATE, &op, inputs, outputs).into()
     }
+
+    fn adamw_rounded(
+        value: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+        first: FloatTensor<Self>,
+        second: FloatTensor<Self>,
+        op: AdamWOp,
+        dtype: FloatDType,
+    ) -> (
+        FloatTensor<Self>,
+        FloatTensor<Self>,
+        FloatTensor<Self>,
+        FloatTensor<Self>,
+    ) {
+        if !NARROW.contains(&dtype) {
+            return rounded::<Self>(Self::adamw(value, gradient, first, second, op), dtype);
+        }
+        let narrow = (value.shape(), dtype.into());
+        let outputs = [like(&value), narrow, like(&first), like(&second)];
+        let inputs = vec![value, gradient, first, second];
+        send(ROUNDED_UPDATE, &RoundedUpdate(op, dtype), inputs, outputs).into()
+    }
+
+    fn square_sums(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        let (shape, dtype) = like(&x);
+        let sums = [shape.num_elements().div_ceil(SQUARES)].into();
+        let [sums] = send(SUMS, &Sums::default(), vec![x], [(sums, dtype)]);
+        sums
+    }
 }
 
 #[cfg(feature = "remote-server")]
@@ -56,7 +118,7 @@ mod server {
     use burn_remote::server::CustomOpRegistry;
 
     use super::*;
-    use crate::adamw::check;
+    use crate::adamw::{check, check_squares};
 
     /// Lets a server update by its backend.
     pub(crate) fn register<B: BackendIr + AdamWOps>(operations: &mut CustomOpRegistry<B>) {
@@ -67,6 +129,20 @@ mod server {
             |op, [value, gradient, first, second]| {
                 <[_; 3]>::from(B::adamw(value, gradient, first, second, op))
             },
+        );
+        handle(
+            operations,
+            ROUNDED_UPDATE,
+            |RoundedUpdate(op, _), tensors: &[_; 4]| check(tensors.each_ref(), *op),
+            |RoundedUpdate(op, dtype), [value, gradient, first, second]| {
+                <[_; 4]>::from(B::adamw_rounded(value, gradient, first, second, op, dtype))
+            },
+        );
+        handle(
+            operations,
+            SUMS,
+            |_: &Sums, [x]: &[_; 1]| check_squares(x),
+            |_, [x]| [B::square_sums(x)],
         );
     }
 }
@@ -88,7 +164,10 @@ mod tests {
             betas: [0.3, 0.4],
             epsilon: 0.5,
             steps: 6,
+            scale: 0.7,
         };
         assert_eq!(decode::<AdamWOp>(&encode(&op), &[]), Ok(op));
+        let rounded = RoundedUpdate(op, FloatDType::BF16);
+        assert_eq!(decode::<RoundedUpdate>(&encode(&rounded), &[]), Ok(rounded));
     }
 }

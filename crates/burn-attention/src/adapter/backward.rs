@@ -1,13 +1,16 @@
 //! The backward, for autodiff over any backend: the node keeps x, the weight, a, b, its factor and
 //! h in the type of x.
 
-use burn::backend::AutodiffBackend;
 use burn::backend::autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 use burn::backend::tensor::FloatTensor;
+use burn::backend::{AutodiffBackend, TensorMetadata};
+use burn_fused::primitive::cast;
 use burn_fused::{Gradients, node, parts};
 
+use super::composed;
 use super::op::AdapterOps;
 use crate::attention::Bias;
+use crate::gradients::any_number;
 
 /// x, weight, a, b's factor and h.
 type Kept<B> = [FloatTensor<B>; 5];
@@ -70,30 +73,16 @@ impl<B: AdapterOps, C: CheckpointStrategy> AdapterOps for Autodiff<B, C> {
         weight: FloatTensor<Self>,
         bias: Bias<Self>,
     ) -> FloatTensor<Self> {
-        let bias = bias.into_option().map(|bias| bias.into_parts());
-        let (bias, bias_node) = bias.unzip();
-        let keeps_x = weight.is_tracked();
-        let ([x, weight], [x_node, weight_node]) = parts([x, weight]);
-        let y = B::linear(x.clone(), weight.clone(), bias);
-        let kept = (keeps_x.then_some(x), weight);
-        match bias_node {
-            Some(bias_node) => node::<B, C, _, 3>(
-                [x_node, weight_node, bias_node],
-                kept,
-                |_| y,
-                linear_gradients::<B>,
-            ),
-            None => node::<B, C, _, 2>(
-                [x_node, weight_node],
-                kept,
-                |_| y,
-                |kept, gradient, [wants_x, wants_weight]| {
-                    let wanted = [wants_x, wants_weight, false];
-                    let [dx, dweight, _] = linear_gradients::<B>(kept, gradient, wanted);
-                    [dx, dweight]
-                },
-            ),
-        }
+        wide_node::<B, C>([x, weight], bias, None)
+    }
+
+    fn wide_linear_source(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: Bias<Self>,
+        gradient: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        wide_node::<B, C>([x, weight], bias, Some(Self::inner(gradient)))
     }
 
     fn adapted_linear(
@@ -105,30 +94,100 @@ impl<B: AdapterOps, C: CheckpointStrategy> AdapterOps for Autodiff<B, C> {
         b: FloatTensor<Self>,
         factor: FloatTensor<Self>,
     ) -> FloatTensor<Self> {
-        let [h, factor] = [h, factor].map(Self::inner);
-        let bias = bias.into_option().map(|bias| bias.into_parts());
-        let (bias, bias_node) = bias.unzip();
-        let ([x, weight, a, b], [x_node, weight_node, a_node, b_node]) = parts([x, weight, a, b]);
-        let y = B::linear(x.clone(), weight.clone(), bias);
-        let (y, h) = B::adapter_add(y, h, b);
-        let kept = [x, weight, a, factor, h];
-        match bias_node {
-            Some(bias_node) => node::<B, C, _, 5>(
-                [x_node, weight_node, bias_node, a_node, b_node],
-                kept,
-                |_| y,
-                gradients::<B>,
-            ),
-            None => node::<B, C, _, 4>(
-                [x_node, weight_node, a_node, b_node],
-                kept,
-                |_| y,
-                |kept, gradient, [wants_x, wants_weight, wants_a, wants_b]| {
-                    let wanted = [wants_x, wants_weight, false, wants_a, wants_b];
-                    let [dx, dweight, _, da, db] = gradients::<B>(kept, gradient, wanted);
-                    [dx, dweight, da, db]
-                },
-            ),
+        let untracked = [h, factor].map(Self::inner);
+        adapted_node::<B, C>([x, weight, a, b], untracked, bias, None)
+    }
+
+    fn adapted_linear_source(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: Bias<Self>,
+        h: FloatTensor<Self>,
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        factor: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let [h, factor, gradient] = [h, factor, gradient].map(Self::inner);
+        adapted_node::<B, C>([x, weight, a, b], [h, factor], bias, Some(gradient))
+    }
+}
+
+/// The node of x weight + bias, or with the output's gradient the source of its backward.
+fn wide_node<B: AdapterOps, C: CheckpointStrategy>(
+    [x, weight]: [FloatTensor<Autodiff<B, C>>; 2],
+    bias: Bias<Autodiff<B, C>>,
+    source: Option<FloatTensor<B>>,
+) -> FloatTensor<Autodiff<B, C>> {
+    let bias = bias.into_option().map(|bias| bias.into_parts());
+    let (bias, bias_node) = bias.unzip();
+    let keeps_x = weight.is_tracked();
+    let ([x, weight], [x_node, weight_node]) = parts([x, weight]);
+    let y = match source {
+        None => B::linear(x.clone(), weight.clone(), bias),
+        Some(_) => any_number::<B>(&x),
+    };
+    let kept = ((keeps_x.then_some(x), weight), source);
+    match bias_node {
+        Some(bias_node) => node::<B, C, _, 3>(
+            [x_node, weight_node, bias_node],
+            kept,
+            |_| y,
+            |(kept, source), gradient, wanted| {
+                linear_gradients::<B>(kept, source.unwrap_or(gradient), wanted)
+            },
+        ),
+        None => node::<B, C, _, 2>(
+            [x_node, weight_node],
+            kept,
+            |_| y,
+            |(kept, source), gradient, [wants_x, wants_weight]| {
+                let gradient = source.unwrap_or(gradient);
+                let wanted = [wants_x, wants_weight, false];
+                let [dx, dweight, _] = linear_gradients::<B>(kept, gradient, wanted);
+                [dx, dweight]
+            },
+        ),
+    }
+}
+
+/// The node of a layer with its adapter, or with the output's gradient the source of its backward.
+fn adapted_node<B: AdapterOps, C: CheckpointStrategy>(
+    tracked: [FloatTensor<Autodiff<B, C>>; 4],
+    [h, factor]: [FloatTensor<B>; 2],
+    bias: Bias<Autodiff<B, C>>,
+    source: Option<FloatTensor<B>>,
+) -> FloatTensor<Autodiff<B, C>> {
+    let bias = bias.into_option().map(|bias| bias.into_parts());
+    let (bias, bias_node) = bias.unzip();
+    let ([x, weight, a, b], [x_node, weight_node, a_node, b_node]) = parts(tracked);
+    let (y, h) = match source {
+        None => B::adapter_add(B::linear(x.clone(), weight.clone(), bias), h, b),
+        Some(_) => {
+            let h = composed::whole_inner::<B>(h, b.shape()[0]);
+            (any_number::<B>(&x), cast::<B>(h, x.dtype().into()))
         }
+    };
+    let kept = ([x, weight, a, factor, h], source);
+    match bias_node {
+        Some(bias_node) => node::<B, C, _, 5>(
+            [x_node, weight_node, bias_node, a_node, b_node],
+            kept,
+            |_| y,
+            |(kept, source), gradient, wanted| {
+                gradients::<B>(kept, source.unwrap_or(gradient), wanted)
+            },
+        ),
+        None => node::<B, C, _, 4>(
+            [x_node, weight_node, a_node, b_node],
+            kept,
+            |_| y,
+            |(kept, source), gradient, [wants_x, wants_weight, wants_a, wants_b]| {
+                let gradient = source.unwrap_or(gradient);
+                let wanted = [wants_x, wants_weight, false, wants_a, wants_b];
+                let [dx, dweight, _, da, db] = gradients::<B>(kept, gradient, wanted);
+                [dx, dweight, da, db]
+            },
+        ),
     }
 }

@@ -23,12 +23,17 @@ pub fn add<B: Backend>(
     b: FloatTensor<B>,
 ) -> (FloatTensor<B>, FloatTensor<B>) {
     let dtype = y.dtype().into();
-    let ([parts_rank, rows], [rank, _]) = (h.shape().dims(), b.shape().dims());
-    let h = B::float_reshape(h, Shape::new([parts_rank / rank, rank, rows]));
-    let h = B::float_reshape(B::float_sum_dim(h, 0), Shape::new([rank, rows]));
+    let h = whole_inner::<B>(h, b.shape()[0]);
     let term = B::float_matmul(B::float_transpose(h.clone()), b);
     let y = B::float_add(widen::<B>(y), term);
     (cast::<B>(y, dtype), cast::<B>(h, dtype))
+}
+
+/// Computes the sum of the parts of h: `[rank, rows]`.
+pub(super) fn whole_inner<B: Backend>(h: FloatTensor<B>, rank: usize) -> FloatTensor<B> {
+    let [parts_rank, rows] = h.shape().dims();
+    let h = B::float_reshape(h, Shape::new([parts_rank / rank, rank, rows]));
+    B::float_reshape(B::float_sum_dim(h, 0), Shape::new([rank, rows]))
 }
 
 /// Computes the same as [`AdapterOps::adapter_gradient`](crate::AdapterOps::adapter_gradient).

@@ -12,6 +12,8 @@ use burn_fused::{accumulator, expect};
 
 use crate::attention::Bias;
 use crate::error::{AttentionError, Result};
+use crate::gradients::Source;
+use crate::linear::check_gradient;
 
 pub use op::AdapterOps;
 
@@ -98,12 +100,7 @@ pub fn adapted_linears<const D: usize, const N: usize>(
     layers: [(Tensor<2>, Option<Tensor<1>>, Adapter); N],
 ) -> Result<[Tensor<D>; N]> {
     let shape = x.dims();
-    let inputs = shape[D - 1];
-    let rows = shape[..D - 1].iter().product();
-    if rows == 0 || inputs == 0 {
-        return Err(AttentionError::NoChannels);
-    }
-    let x = x.reshape([rows, inputs]);
+    let x = rows_of(x)?;
     for (weight, bias, adapter) in &layers {
         check(&x, weight, bias.as_ref(), adapter)?;
     }
@@ -154,18 +151,74 @@ pub fn wide_linear<const D: usize>(
     bias: Option<Tensor<1>>,
 ) -> Result<Tensor<D>> {
     let mut shape = x.dims();
-    let [_, outputs] = weight.dims();
-    let rows = shape[..D - 1].iter().product();
-    if [rows, shape[D - 1], outputs].contains(&0) {
-        return Err(AttentionError::NoChannels);
-    }
-    let x = x.reshape([rows, shape[D - 1]]);
-    shape[D - 1] = outputs;
+    shape[D - 1] = weight.dims()[1];
+    let x = rows_of(x)?;
     check_linear(&x, &weight, bias.as_ref())?;
     let bias = Bias::from(bias.map(Tensor::into_dispatch));
     let (x, weight) = (x.into_dispatch(), weight.into_dispatch());
     let y = Tensor::<2>::from_dispatch(Dispatch::wide_linear(x, weight, bias));
     Ok(y.reshape(shape))
+}
+
+/// As [`linear_source`](crate::linear_source), of a [`wide_linear`] layer.
+///
+/// # Errors
+/// Those of [`wide_linear`]; [`Shapes`](AttentionError::Shapes).
+pub fn wide_linear_source<const D: usize>(
+    x: Tensor<D>,
+    weight: Tensor<2>,
+    bias: Option<Tensor<1>>,
+    gradient: Tensor<D>,
+) -> Result<Source> {
+    check_gradient(&x, &weight, &gradient)?;
+    let (x, gradient) = (rows_of(x)?, rows_of(Tensor::from_inner(gradient))?);
+    check_linear(&x, &weight, bias.as_ref())?;
+    let bias = Bias::from(bias.map(Tensor::into_dispatch));
+    let [x, weight, gradient] = [x, weight, gradient].map(Tensor::into_dispatch);
+    let source = Dispatch::wide_linear_source(x, weight, bias, gradient);
+    Ok(Source(Tensor::from_dispatch(source)))
+}
+
+/// As [`linear_source`](crate::linear_source), of one of [`adapted_linears`].
+///
+/// # Errors
+/// Those of [`adapted_linears`]; [`Shapes`](AttentionError::Shapes).
+pub fn adapted_linear_source<const D: usize>(
+    x: Tensor<D>,
+    (weight, bias, adapter): (Tensor<2>, Option<Tensor<1>>, Adapter),
+    gradient: Tensor<D>,
+) -> Result<Source> {
+    check_gradient(&x, &weight, &gradient)?;
+    let (x, gradient) = (rows_of(x)?, rows_of(Tensor::from_inner(gradient))?);
+    check(&x, &weight, bias.as_ref(), &adapter)?;
+    let bias = Bias::from(bias.map(Tensor::into_dispatch));
+    let [inner_factor, factor] = adapter.factors;
+    let [x, weight, a, b, inner_factor, factor, gradient] = [
+        x,
+        weight,
+        adapter.a,
+        adapter.b,
+        inner_factor,
+        factor,
+        gradient,
+    ]
+    .map(Tensor::into_dispatch);
+    let h = Dispatch::adapter_inner(inner_factor, x.clone());
+    let source = Dispatch::adapted_linear_source(x, weight, bias, h, a, b, factor, gradient);
+    Ok(Source(Tensor::from_dispatch(source)))
+}
+
+/// Reshapes x to rows.
+///
+/// # Errors
+/// [`AttentionError::NoChannels`].
+fn rows_of<const D: usize>(x: Tensor<D>) -> Result<Tensor<2>> {
+    let shape = x.dims();
+    let rows = shape[..D - 1].iter().product();
+    if rows == 0 || shape[D - 1] == 0 {
+        return Err(AttentionError::NoChannels);
+    }
+    Ok(x.reshape([rows, shape[D - 1]]))
 }
 
 fn check(
@@ -178,7 +231,7 @@ fn check(
     let [inputs, outputs] = weight.dims();
     let Adapter { a, b, factors } = adapter;
     let [rank, _] = a.dims();
-    if rank == 0 || outputs == 0 {
+    if rank == 0 {
         return Err(AttentionError::NoChannels);
     }
     check_linear(x, weight, bias)?;
@@ -231,6 +284,9 @@ fn expect_matrix(
 
 fn check_linear(x: &Tensor<2>, weight: &Tensor<2>, bias: Option<&Tensor<1>>) -> Result<()> {
     let outputs = weight.dims()[1];
+    if outputs == 0 {
+        return Err(AttentionError::NoChannels);
+    }
     expect_matrix("weight", weight, x.dtype(), [x.dims()[1], outputs], x)?;
     if let Some(bias) = bias {
         let first = x.clone().into_dispatch();

@@ -4,6 +4,7 @@ use burn::backend::{Backend, backend_extension, tensor::FloatTensor};
 
 use super::composed;
 use crate::attention::Bias;
+use crate::gradients::any_number;
 
 /// The products of a linear layer with a low-rank adapter, as a backend implements them.
 ///
@@ -53,6 +54,18 @@ pub trait AdapterOps: Backend {
         Self::linear(x, weight, bias.into_option())
     }
 
+    /// Returns any number in the place of x weight + bias; its backward starts from the output's
+    /// gradient.
+    fn wide_linear_source(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        #[extension_type] bias: Bias<Self>,
+        gradient: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let _of_backward = (weight, bias, gradient);
+        any_number::<Self>(&x)
+    }
+
     /// Computes x weight + bias + h^T b. `factor` is that of the gradient of h, as h = factor' x^T
     /// is that of a.
     fn adapted_linear(
@@ -67,6 +80,22 @@ pub trait AdapterOps: Backend {
         let _of_backward = (a, factor);
         let y = Self::linear(x, weight, bias.into_option());
         Self::adapter_add(y, h, b).0
+    }
+
+    /// Returns any number in the place of an [`adapted_linear`](Self::adapted_linear); its backward
+    /// starts from the output's gradient.
+    fn adapted_linear_source(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        #[extension_type] bias: Bias<Self>,
+        h: FloatTensor<Self>,
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        factor: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let _of_backward = (weight, bias, h, a, b, factor, gradient);
+        any_number::<Self>(&x)
     }
 }
 

@@ -7,6 +7,7 @@ use burn::backend::tensor::FloatTensor;
 use burn_fused::{Gradients, node, parts};
 
 use super::op::LinearOps;
+use crate::gradients::any_number;
 
 /// The tensors of the node: x where a gradient is computed from it, and weight, a, b.
 type Kept<B> = (Option<FloatTensor<B>>, [FloatTensor<B>; 3]);
@@ -43,6 +44,26 @@ impl<B: LinearOps, C: CheckpointStrategy> LinearOps for Autodiff<B, C> {
             kept,
             |(_, [weight, a, b])| B::linear_forward(x, weight, bias, a, b),
             gradients::<B>,
+        )
+    }
+
+    fn linear_source(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let keeps_x = [&weight, &a, &b].iter().any(|tensor| tensor.is_tracked());
+        let ([x, weight, _, a, b], nodes) = parts([x, weight, bias, a, b]);
+        let number = any_number::<B>(&x);
+        let kept = (keeps_x.then_some(x), [weight, a, b]);
+        node::<B, C, _, 5>(
+            nodes,
+            (kept, Self::inner(gradient)),
+            |_| number,
+            |(kept, gradient), _, wanted| gradients::<B>(kept, gradient, wanted),
         )
     }
 

@@ -7,13 +7,14 @@ mod backward;
 mod flex;
 mod op;
 
-use burn::backend::Dispatch;
+use burn::backend::{Dispatch, DispatchTensor};
 use burn::tensor::module::linear as product;
 use burn::tensor::{DType, Device, Tensor};
 use burn_fused::primitive::zeros_from;
 use burn_fused::{accumulator, expect};
 
 use crate::error::{AttentionError, Result};
+use crate::gradients::Source;
 
 pub use op::LinearOps;
 
@@ -63,8 +64,7 @@ pub fn linear<const D: usize>(
     adapter: Option<[Tensor<2>; 2]>,
 ) -> Result<Tensor<D>> {
     check(&x, &weight, bias.as_ref(), adapter.as_ref())?;
-    let device = x.device();
-    let [inputs, outputs] = weight.dims();
+    let outputs = weight.dims()[1];
     let elements: usize = x.dims().iter().product();
     let mut shape = x.dims();
     shape[D - 1] = outputs;
@@ -77,18 +77,9 @@ pub fn linear<const D: usize>(
         let zeros = zeros_from::<Dispatch>(shape.into(), to, inputs);
         return Ok(Tensor::from_dispatch(zeros));
     }
-    let is_even = inputs.is_multiple_of(2) && outputs.is_multiple_of(2);
-    if is_even && has_linear_kernel(&device, x.dtype()) {
-        let to = (&device, x.dtype());
-        let bias = bias.unwrap_or_else(|| Tensor::zeros([outputs], to));
-        let none = || {
-            let empty = |shape| Tensor::<2>::empty(shape, (&device, DType::F32));
-            [empty([inputs, 0]), empty([0, outputs])]
-        };
-        let [a, b] = adapter.unwrap_or_else(none);
-        let x = x.reshape([elements / inputs, inputs]).into_dispatch();
-        let [weight, a, b] = [weight, a, b].map(Tensor::into_dispatch);
-        let out = Dispatch::linear_forward(x, weight, bias.into_dispatch(), a, b);
+    if takes_kernel(&x, &weight) {
+        let [x, weight, bias, a, b] = kernel_tensors(x, weight, bias, adapter);
+        let out = Dispatch::linear_forward(x, weight, bias, a, b);
         return Ok(Tensor::<2>::from_dispatch(out).reshape(shape));
     }
     let Some([a, b]) = adapter else {
@@ -99,6 +90,106 @@ pub fn linear<const D: usize>(
     // One rounding of the sum, not two of its terms.
     let term = product(product(x.cast(a.dtype()), a, None), b, None);
     Ok((y.cast(term.dtype()) + term).cast(dtype))
+}
+
+/// The source of the backward of a [`linear`] layer whose output nothing reads, from the output's
+/// gradient. The output is not computed.
+///
+/// # Shapes
+/// As [`linear`]; the gradient is that of the output, in the type of x, and not tracked.
+///
+/// # Errors
+/// Those of [`linear`]; [`Shapes`](AttentionError::Shapes).
+///
+/// # Example
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_attention::{backward_from, linear_source};
+///
+/// let device = Device::flex().autodiff();
+/// let x = Tensor::<2>::from_floats([[1.0, 2.0]], &device).require_grad();
+/// let weight = Tensor::<2>::from_floats([[3.0], [5.0]], &device);
+/// let of_output = Tensor::<2>::from_floats([[10.0]], &device.clone().inner());
+/// let gradients = backward_from([linear_source(x.clone(), weight, None, None, of_output)?]);
+/// let gradient = x.grad(&gradients).unwrap().into_data();
+/// assert_eq!(gradient.iter::<f32>().collect::<Vec<_>>(), [30.0, 50.0]);
+/// # Ok::<(), burn_attention::AttentionError>(())
+/// ```
+pub fn linear_source<const D: usize>(
+    x: Tensor<D>,
+    weight: Tensor<2>,
+    bias: Option<Tensor<1>>,
+    adapter: Option<[Tensor<2>; 2]>,
+    gradient: Tensor<D>,
+) -> Result<Source> {
+    check(&x, &weight, bias.as_ref(), adapter.as_ref())?;
+    check_gradient(&x, &weight, &gradient)?;
+    if x.dims().contains(&0) || gradient.dims().contains(&0) {
+        return Ok(Source::new(linear(x, weight, bias, adapter)?, gradient));
+    }
+    if takes_kernel(&x, &weight) {
+        let outputs = weight.dims()[1];
+        let rows = gradient.shape().num_elements() / outputs;
+        let gradient = Tensor::from_inner(gradient.reshape([rows, outputs])).into_dispatch();
+        let [x, weight, bias, a, b] = kernel_tensors(x, weight, bias, adapter);
+        let source = Dispatch::linear_source(x, weight, bias, a, b, gradient);
+        return Ok(Source(Tensor::from_dispatch(source)));
+    }
+    let Some([a, b]) = adapter else {
+        return Ok(Source::of_product(x, weight, bias, gradient));
+    };
+    let wide = a.dtype();
+    let inner = product(x.clone().cast(wide), a, None);
+    let of_term = Source::of_product(inner, b, None, gradient.clone().cast(wide));
+    Ok(Source::of_product(x, weight, bias, gradient).and(of_term))
+}
+
+/// # Errors
+/// [`AttentionError::Shapes`], [`AttentionError::Op`]: the gradient is not that of the output.
+pub(crate) fn check_gradient<const D: usize>(
+    x: &Tensor<D>,
+    weight: &Tensor<2>,
+    gradient: &Tensor<D>,
+) -> Result<()> {
+    let mut shape = x.dims();
+    shape[D - 1] = weight.dims()[1];
+    if gradient.dims() != shape {
+        return Err(AttentionError::Shapes {
+            left: "the output",
+            right: "its gradient",
+            left_shape: shape.to_vec(),
+            right_shape: gradient.dims().to_vec(),
+        });
+    }
+    let first = x.clone().inner().into_dispatch();
+    let gradient = gradient.clone().into_dispatch();
+    Ok(expect("the gradient", &gradient, x.dtype(), &first)?)
+}
+
+/// True if a kernel computes the layer. It reads pairs of elements.
+fn takes_kernel<const D: usize>(x: &Tensor<D>, weight: &Tensor<2>) -> bool {
+    let is_even = weight.dims().iter().all(|size| size.is_multiple_of(2));
+    is_even && has_linear_kernel(&x.device(), x.dtype())
+}
+
+/// The tensors of the kernel: x as rows, the weight, a bias, and an adapter, of rank 0 for none.
+fn kernel_tensors<const D: usize>(
+    x: Tensor<D>,
+    weight: Tensor<2>,
+    bias: Option<Tensor<1>>,
+    adapter: Option<[Tensor<2>; 2]>,
+) -> [DispatchTensor; 5] {
+    let (device, dtype) = (x.device(), x.dtype());
+    let [inputs, outputs] = weight.dims();
+    let bias = bias.unwrap_or_else(|| Tensor::zeros([outputs], (&device, dtype)));
+    let [a, b] = adapter.unwrap_or_else(|| {
+        let empty = |shape| Tensor::<2>::empty(shape, (&device, DType::F32));
+        [empty([inputs, 0]), empty([0, outputs])]
+    });
+    let rows = x.shape().num_elements() / inputs;
+    let [weight, a, b] = [weight, a, b].map(Tensor::into_dispatch);
+    let x = x.reshape([rows, inputs]).into_dispatch();
+    [x, weight, bias.into_dispatch(), a, b]
 }
 
 /// Returns true if [`linear`] has a kernel for a type on a device.

@@ -50,7 +50,7 @@ const ENGINES: &[(&str, &str, &str)] = &[
         "f64",
     ),
     (
-        "tanh gelu gelu_backward embedding_backward mm add_mm batch_mm layer_norm adam_w flash_attention \
+        "tanh gelu gelu_backward embedding_backward mm add_mm batch_mm layer_norm flash_attention \
          flash_attention_grad flash_attention_packed flash_attention_packed_grad",
         "f32 f16 bf16",
         "",

@@ -53,11 +53,10 @@ pub(super) enum Argument<'a> {
     Ints(&'a [i64]),
     Text(&'static CStr),
     Bits(u64),
-    /// An absent input, an absent output, and an absent input and output. Each has an index among
-    /// the operator's inputs or outputs, the last among both.
+    /// An absent input and an absent output. Each has an index among the operator's inputs or
+    /// outputs.
     NoInput,
     NoOutput,
-    NoRef,
     Absent,
 }
 
@@ -212,9 +211,7 @@ impl Objects {
             }
             Argument::Text(text) => Ok(Raw::Text(text.as_ptr().cast_mut())),
             Argument::Bits(bits) => Ok(Raw::Bits(bits)),
-            Argument::NoInput | Argument::NoOutput | Argument::NoRef | Argument::Absent => {
-                Ok(Raw::Null)
-            }
+            Argument::NoInput | Argument::NoOutput | Argument::Absent => Ok(Raw::Null),
         }
     }
 

@@ -18,7 +18,7 @@ use crate::error::Result;
 use crate::result::check;
 use crate::safe::Stream;
 use crate::sys::kind::{
-    DataType, In, Ins, Ints, Num, OptIn, OptInts, OptNum, OptOut, OptRef, Out, Ref, Text,
+    DataType, In, Ins, Ints, Num, OptIn, OptInts, OptNum, OptOut, Out, Ref, Text,
 };
 use crate::sys::{
     CubeMath, Kind, Run, aclDataType, aclOpExecutor, aclnnStatus, for_each_fused_operator,
@@ -62,7 +62,6 @@ parameters! {
     Ref: View<'a>, v => Argument::Ref(v), Tensor;
     OptIn: Option<View<'a>>, v => v.map_or(Argument::NoInput, Argument::In), Tensor;
     OptOut: Option<View<'a>>, v => v.map_or(Argument::NoOutput, Argument::Out), Tensor;
-    OptRef: Option<View<'a>>, v => v.map_or(Argument::NoRef, Argument::Ref), Tensor;
     Ins: &'a [View<'a>], v => Argument::Ins(v), Tensors;
     Num: Number, v => Argument::Number(v), Scalar;
     OptNum: Option<Number>, v => v.map_or(Argument::Absent, Argument::Number), Scalar;
@@ -115,7 +114,6 @@ macro_rules! value {
     (Ref) => { View<'_> };
     (OptIn) => { Option<View<'_>> };
     (OptOut) => { Option<View<'_>> };
-    (OptRef) => { Option<View<'_>> };
     (Ins) => { &[View<'_>] };
     (Num) => { Number };
     (OptNum) => { Option<Number> };

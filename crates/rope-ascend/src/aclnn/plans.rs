@@ -186,7 +186,7 @@ impl Key {
                 }
                 Argument::Text(text) => words.push(text.as_ptr() as u64),
                 Argument::Bits(bits) => words.push(bits),
-                Argument::NoInput | Argument::NoOutput | Argument::NoRef | Argument::Absent => {
+                Argument::NoInput | Argument::NoOutput | Argument::Absent => {
                     words.push(u64::MAX);
                 }
             }
@@ -261,15 +261,11 @@ impl Plan {
             }
             inputs += usize::from(matches!(
                 argument,
-                Argument::In(_)
-                    | Argument::Ref(_)
-                    | Argument::Ins(_)
-                    | Argument::NoInput
-                    | Argument::NoRef
+                Argument::In(_) | Argument::Ref(_) | Argument::Ins(_) | Argument::NoInput
             ));
             outputs += usize::from(matches!(
                 argument,
-                Argument::Out(_) | Argument::Ref(_) | Argument::NoOutput | Argument::NoRef
+                Argument::Out(_) | Argument::Ref(_) | Argument::NoOutput
             ));
         }
         Ok(())

@@ -222,10 +222,10 @@ pub(super) struct LowRankArgs {
     pub(super) tiling: LowRankTiling,
 }
 
-/// The parameters of the kernels of a gate; described in `rope_tiling.h`.
+/// The parameters of the kernels over dense tensors; described in `rope_tiling.h`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct SwiGluTiling {
+pub(super) struct DenseTiling {
     pub(super) elements: u64,
     pub(super) tile: u32,
     pub(super) reserved: u32,
@@ -240,7 +240,67 @@ pub(super) struct SwiGluArgs {
     pub(super) up: u64,
     pub(super) gradient: u64,
     pub(super) outputs: [u64; 2],
-    pub(super) tiling: SwiGluTiling,
+    pub(super) tiling: DenseTiling,
+}
+
+/// The parameters of the kernels of an update; described in `rope_tiling.h`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct AdamWTiling {
+    pub(super) elements: u64,
+    pub(super) tile: u32,
+    pub(super) factors: AdamWFactors,
+    pub(super) reserved: u32,
+}
+
+/// The numbers of an AdamW update:
+///
+/// ```text
+/// g      = gradient scale
+/// first  = first + (g - first) of_gradient
+/// second = second kept + g² of_square
+/// root   = √second / correction + epsilon
+/// value  = value stay - first / root step
+/// ```
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamWFactors {
+    /// Multiplies the gradient.
+    pub scale: f32,
+    /// The share of the gradient in the first moment.
+    pub of_gradient: f32,
+    /// The share of its square in the second moment.
+    pub of_square: f32,
+    /// The share of the second moment that is kept.
+    pub kept: f32,
+    /// Divides the root of the second moment.
+    pub correction: f32,
+    /// Added to that quotient.
+    pub epsilon: f32,
+    /// The share of a value that does not decay.
+    pub stay: f32,
+    /// The size of the step.
+    pub step: f32,
+}
+
+/// Argument block of `rope_adamw_*`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AdamWArgs {
+    pub(super) value: u64,
+    pub(super) gradient: u64,
+    pub(super) moments: [u64; 2],
+    pub(super) rounded: u64,
+    pub(super) tiling: AdamWTiling,
+}
+
+/// Argument block of `rope_square_sums_f32`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SquareSumsArgs {
+    pub(super) x: u64,
+    pub(super) sums: u64,
+    pub(super) tiling: DenseTiling,
 }
 
 /// An argument block of a kernel: device addresses, then a tiling.
@@ -286,6 +346,18 @@ unsafe impl ArgumentBlock for SwiGluArgs {
     const CORES: Cores = Cores::Vector;
 }
 
+// SAFETY: as above.
+unsafe impl ArgumentBlock for AdamWArgs {
+    const ADDRESSES: usize = 5;
+    const CORES: Cores = Cores::Vector;
+}
+
+// SAFETY: as above.
+unsafe impl ArgumentBlock for SquareSumsArgs {
+    const ADDRESSES: usize = 2;
+    const CORES: Cores = Cores::Vector;
+}
+
 const _: () = {
     use std::mem::offset_of;
     assert!(size_of::<TensorLayout>() == 32);
@@ -309,8 +381,12 @@ const _: () = {
     assert!(offset_of!(NormTiling, weight_offset) == 640);
     assert!(size_of::<NormArgs>() == NormArgs::ADDRESSES * ADDRESS_BYTES + 648);
     assert!(size_of::<LowRankTiling>() == 40);
-    assert!(size_of::<SwiGluTiling>() == 16);
+    assert!(size_of::<DenseTiling>() == 16);
     assert!(size_of::<SwiGluArgs>() == SwiGluArgs::ADDRESSES * ADDRESS_BYTES + 16);
+    assert!(size_of::<AdamWTiling>() == 48);
+    assert!(offset_of!(AdamWTiling, factors) == 12);
+    assert!(size_of::<AdamWArgs>() == AdamWArgs::ADDRESSES * ADDRESS_BYTES + 48);
+    assert!(size_of::<SquareSumsArgs>() == SquareSumsArgs::ADDRESSES * ADDRESS_BYTES + 16);
     assert!(offset_of!(LowRankTiling, columns) == 16);
     assert!(size_of::<LowRankArgs>() == LowRankArgs::ADDRESSES * ADDRESS_BYTES + 40);
 };

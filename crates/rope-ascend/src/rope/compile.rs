@@ -10,7 +10,7 @@ use crate::sys::{AclRtc, aclrtcProg};
 
 /// The kernel sources, in the order in which they include each other; the last has the entry
 /// points.
-pub(crate) const KERNEL_SOURCES: [(&str, &str); 9] = [
+pub(crate) const KERNEL_SOURCES: [(&str, &str); 10] = [
     (
         "rope_tiling.h",
         include_str!("../../kernels/rope/rope_tiling.h"),
@@ -42,6 +42,10 @@ pub(crate) const KERNEL_SOURCES: [(&str, &str); 9] = [
     (
         "rope_swiglu.h",
         include_str!("../../kernels/rope/rope_swiglu.h"),
+    ),
+    (
+        "rope_update.h",
+        include_str!("../../kernels/rope/rope_update.h"),
     ),
     ("rope.cpp", include_str!("../../kernels/rope/rope.cpp")),
 ];
@@ -193,7 +197,7 @@ mod tests {
                 mix += 1;
             }
         }
-        assert_eq!((vector, mix), (5, 1));
+        assert_eq!((vector, mix), (7, 1));
     }
 
     #[test]

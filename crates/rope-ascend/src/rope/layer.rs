@@ -1,10 +1,13 @@
-//! Kernels of the layers around the rotation: the term of a low-rank adapter, and the gate of a
-//! feed-forward network.
+//! Kernels around the rotation: the term of a low-rank adapter, the gate of a feed-forward network,
+//! and the update of the weights.
 #![allow(unsafe_code, reason = "launches the kernels with checked arguments")]
 
 use std::sync::Arc;
 
-use super::args::{KernelType, LowRankArgs, LowRankTiling, SwiGluArgs, SwiGluTiling};
+use super::args::{
+    AdamWArgs, AdamWFactors, AdamWTiling, DenseTiling, KernelType, LowRankArgs, LowRankTiling,
+    SquareSumsArgs, SwiGluArgs,
+};
 use super::kernels::Kernels;
 use crate::error::{AscendError, Result};
 use crate::safe::{DeviceMemory, Machine, Stream};
@@ -22,7 +25,7 @@ const MOST_ROWS: usize = 240;
 const SLACK_BYTES: usize = 256;
 const F32_BYTES: usize = size_of::<f32>();
 
-/// MemoryPart of a memory, from one of its elements on.
+/// A part of a memory: from one of its elements on.
 #[derive(Clone, Copy, Debug)]
 pub struct MemoryPart<M> {
     /// The memory.
@@ -84,6 +87,23 @@ pub struct GateBackward<'a> {
     pub gate_gradient: MemoryPart<&'a mut DeviceMemory>,
     /// Receives the gradient of the gated values.
     pub up_gradient: MemoryPart<&'a mut DeviceMemory>,
+}
+
+/// An AdamW update of f32 values, in place.
+#[derive(Debug)]
+pub struct Update<'a> {
+    /// Elements of each tensor.
+    pub elements: usize,
+    /// The numbers of the update.
+    pub factors: AdamWFactors,
+    /// The values.
+    pub value: MemoryPart<&'a mut DeviceMemory>,
+    /// Their gradient.
+    pub gradient: MemoryPart<&'a DeviceMemory>,
+    /// The moments.
+    pub moments: [MemoryPart<&'a mut DeviceMemory>; 2],
+    /// Receives the new values in a type of 16 bits.
+    pub rounded: Option<(KernelType, MemoryPart<&'a mut DeviceMemory>)>,
 }
 
 /// Runs the kernels of layers on one stream.
@@ -200,7 +220,7 @@ impl LayerKernels {
                     .address(OP, "y", element, elements, &self.stream)?,
                 0,
             ],
-            tiling: SwiGluTiling::default(),
+            tiling: DenseTiling::default(),
         };
         self.launch_gate("swiglu", 2 * element.bytes(), 1, (element, elements), args)
     }
@@ -233,7 +253,7 @@ impl LayerKernels {
             up: up.address(OP, "up", element, elements, stream)?,
             gradient: gradient.address(OP, "the gradient", element, elements, stream)?,
             outputs,
-            tiling: SwiGluTiling::default(),
+            tiling: DenseTiling::default(),
         };
         self.launch_gate(
             "swiglu_grad",
@@ -242,6 +262,113 @@ impl LayerKernels {
             (element, elements),
             args,
         )
+    }
+
+    /// Queues an AdamW update, in one pass.
+    ///
+    /// # Numerics
+    /// Computed in f32 in the order of [`AdamWFactors`], each operation rounded.
+    ///
+    /// # Errors
+    /// Those of [`gate`](Self::gate).
+    pub fn update(&self, request: Update<'_>) -> Result<()> {
+        const OP: &str = "AdamW update";
+        let Update {
+            elements,
+            factors,
+            value,
+            gradient,
+            moments: [first, second],
+            rounded,
+        } = request;
+        let (stream, f32) = (&self.stream, KernelType::F32);
+        let (rounded_type, rounded) = match rounded {
+            Some((KernelType::F32, _)) => {
+                let (expected, found) = ("a type of 16 bits", "f32");
+                return Err(AscendError::argument(OP, "rounded", expected, found));
+            }
+            Some((element, part)) => {
+                let address = part.address(OP, "rounded", element, elements, stream)?;
+                (element, address)
+            }
+            None => (f32, 0),
+        };
+        let moments = [
+            first.address(OP, "the first moment", f32, elements, stream)?,
+            second.address(OP, "the second moment", f32, elements, stream)?,
+        ];
+        let value = value.address(OP, "the value", f32, elements, stream)?;
+        let gradient = gradient.address(OP, "the gradient", f32, elements, stream)?;
+        if elements == 0 {
+            return Ok(());
+        }
+        // Two slots for each tensor, and two numbers of work.
+        let bytes = 10 * F32_BYTES
+            + if rounded == 0 {
+                0
+            } else {
+                2 * rounded_type.bytes()
+            };
+        let (tile, blocks) = plan_dense(elements, bytes, 11, self.kernels.machine())?;
+        let args = AdamWArgs {
+            value,
+            gradient,
+            moments,
+            rounded,
+            tiling: AdamWTiling {
+                elements: elements as u64,
+                tile,
+                factors,
+                reserved: 0,
+            },
+        };
+        let kernel = format!("rope_adamw_{}", rounded_type.name());
+        // SAFETY: `AdamWArgs` is `repr(C)`: five eight-byte addresses and a tiling of 48 bytes whose
+        // fields leave no gap, and mirrors the kernel's parameters (asserted in args.rs and
+        // rope_tiling.h). The addresses are those of memory of this stream, checked to hold their
+        // tensors, or 0 for the rounded values of f32, which the kernel does not use. The kernels
+        // live until `Drop` has synchronised the stream.
+        unsafe { self.kernels.launch(stream, &kernel, blocks, args) }
+    }
+
+    /// Queues the sums of the squares of each `chunk` elements of x, in f32, a tree of additions.
+    ///
+    /// # Errors
+    /// [`AscendError::InvalidArgument`] for memory that is too small, or a chunk that is not a power
+    /// of two from 128 to 8,192. Otherwise those of the runtime.
+    pub fn square_sums(
+        &self,
+        elements: usize,
+        chunk: usize,
+        x: MemoryPart<&DeviceMemory>,
+        sums: MemoryPart<&mut DeviceMemory>,
+    ) -> Result<()> {
+        const OP: &str = "sums of squares";
+        if !chunk.is_power_of_two() || !(128..=8192).contains(&chunk) {
+            let expected = "a power of two from 128 to 8192";
+            return Err(AscendError::argument(OP, "the chunk", expected, chunk));
+        }
+        let (stream, chunks) = (&self.stream, elements.div_ceil(chunk));
+        let x = x.address(OP, "x", KernelType::F32, elements, stream)?;
+        let sums = sums.address(OP, "the sums", KernelType::F32, chunks, stream)?;
+        if elements == 0 {
+            return Ok(());
+        }
+        let blocks = chunks.min(self.kernels.machine().vector_cores as usize) as u32;
+        let tiling = DenseTiling {
+            elements: elements as u64,
+            tile: chunk as u32,
+            reserved: 0,
+        };
+        let args = SquareSumsArgs { x, sums, tiling };
+        // SAFETY: `SquareSumsArgs` is `repr(C)`: two eight-byte addresses and a tiling of 16 bytes
+        // whose fields leave no gap, and mirrors the kernel's parameters (asserted in args.rs and
+        // rope_tiling.h). The addresses are those of memory of this stream, checked to hold their
+        // tensors. The kernels live until `Drop` has synchronised the stream.
+        unsafe {
+            self.kernels
+                .launch(stream, "rope_square_sums_f32", blocks, args)
+        }
     }
 
     /// Queues a kernel that loads `element_bytes` for each element and has `numbers` f32 of work
@@ -257,30 +384,17 @@ impl LayerKernels {
         if elements == 0 {
             return Ok(());
         }
-        let machine = self.kernels.machine();
         let copied = match element {
             KernelType::F32 => 0,
             KernelType::F16 | KernelType::Bf16 => element_bytes / element.bytes(),
         };
         let bytes = 2 * element_bytes + (copied + numbers) * F32_BYTES;
-        let available = (machine.ub_bytes as usize).saturating_sub(8 * SLACK_BYTES);
-        let tile = available / bytes / COLUMN_UNIT * COLUMN_UNIT;
-        if tile == 0 {
-            return Err(AscendError::TileTooLarge {
-                needed_bytes: COLUMN_UNIT * bytes + 8 * SLACK_BYTES,
-                available_bytes: machine.ub_bytes as usize,
-            });
-        }
-        // Few elements are spread over the cores.
-        let cores = machine.vector_cores as usize;
-        let share = elements.div_ceil(cores).next_multiple_of(COLUMN_UNIT);
-        let tile = tile.min(share);
-        let tiling = SwiGluTiling {
+        let (tile, blocks) = plan_dense(elements, bytes, 8, self.kernels.machine())?;
+        let tiling = DenseTiling {
             elements: elements as u64,
-            tile: tile as u32,
+            tile,
             reserved: 0,
         };
-        let blocks = elements.div_ceil(tile).min(cores) as u32;
         let kernel = format!("rope_{kernel}_{}", element.name());
         // SAFETY: `SwiGluArgs` is `repr(C)`: five eight-byte addresses and a tiling of 16 bytes
         // whose fields leave no gap, and mirrors the kernel's parameters (asserted in args.rs and
@@ -292,6 +406,29 @@ impl LayerKernels {
                 .launch(&self.stream, &kernel, blocks, SwiGluArgs { tiling, ..args })
         }
     }
+}
+
+/// The elements of a tile of a dense tensor and the number of cores, for a kernel with `bytes` for
+/// each element in so many buffers.
+fn plan_dense(
+    elements: usize,
+    bytes: usize,
+    buffers: usize,
+    machine: Machine,
+) -> Result<(u32, u32)> {
+    let (available, slack) = (machine.ub_bytes as usize, buffers * SLACK_BYTES);
+    let tile = available.saturating_sub(slack) / bytes / COLUMN_UNIT * COLUMN_UNIT;
+    if tile == 0 {
+        return Err(AscendError::TileTooLarge {
+            needed_bytes: COLUMN_UNIT * bytes + slack,
+            available_bytes: available,
+        });
+    }
+    // Few elements are spread over the cores.
+    let cores = machine.vector_cores as usize;
+    let share = elements.div_ceil(cores).next_multiple_of(COLUMN_UNIT);
+    let tile = tile.min(share);
+    Ok((tile as u32, elements.div_ceil(tile).min(cores) as u32))
 }
 
 impl Drop for LayerKernels {

@@ -18,10 +18,10 @@ mod npu;
 mod rotator;
 mod tiling;
 
-pub use args::KernelType;
+pub use args::{AdamWFactors, KernelType};
 pub(crate) use kernel_files::CACHE_VARIABLE;
 pub use kernels::Kernels;
-pub use layer::{Gate, GateBackward, LayerKernels, LowRankTerm, MemoryPart};
+pub use layer::{Gate, GateBackward, LayerKernels, LowRankTerm, MemoryPart, Update};
 pub use norm::{ChannelWeights, NormBackward, NormBackwardTensor, NormRotation, NormTensor};
 pub(crate) use npu::KERNELS_VARIABLE;
 pub use npu::{Npu, violations};

@@ -56,9 +56,6 @@ pub mod kind {
     /// A tensor that is read and written, or written in part.
     #[derive(Debug)]
     pub enum Ref {}
-    /// A tensor that is read and written, or null.
-    #[derive(Debug)]
-    pub enum OptRef {}
     /// A tensor that is written, or null.
     #[derive(Debug)]
     pub enum OptOut {}
@@ -97,7 +94,6 @@ kinds! {
     kind::Out => *mut aclTensor,
     kind::Ref => *mut aclTensor,
     kind::OptIn => *const aclTensor,
-    kind::OptRef => *mut aclTensor,
     kind::OptOut => *mut aclTensor,
     kind::Ins => *const aclTensorList,
     kind::Num => *const aclScalar,
@@ -323,14 +319,6 @@ macro_rules! for_each_operator {
                 mean: OptOut, rstd: OptOut
             );
 
-            /// One AdamW update of x and both moments in place; `updates` counts earlier updates.
-            /// Limits: Atlas A2, A3 and 950; x, moments and `grad` have one shape; `amsgrad`
-            /// requires `largest`.
-            nn fn adam_w = ApplyAdamWV2(
-                x: Ref, first: Ref, second: Ref, largest: OptRef, grad: In, updates: In, rate: f32,
-                beta_1: f32, beta_2: f32, decay: f32, epsilon: f32, amsgrad: bool, maximize: bool
-            );
-
             /// Attention, and each row's largest score and sum of exponentials, repeated 8 times.
             /// Limits: Atlas A2; at most 256 heads of at most 768 channels, in v at most as many as
             /// in q; `atten_mask` is true at hidden keys.
@@ -520,7 +508,7 @@ macro_rules! declare {
     };
 }
 
-use kind::{DataType, In, Ins, Ints, Num, OptIn, OptInts, OptNum, OptOut, OptRef, Out, Ref, Text};
+use kind::{DataType, In, Ins, Ints, Num, OptIn, OptInts, OptNum, OptOut, Out, Ref, Text};
 for_each_operator! {
     declare
     /// The operators of training. An installation may lack any of them.

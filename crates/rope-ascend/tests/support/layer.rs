@@ -1,7 +1,9 @@
 //! The kernels of layers compared with plain f64 loops.
 
 use rope_ascend::AscendError;
-use rope_ascend::rope::{Gate, GateBackward, LayerKernels, LowRankTerm, MemoryPart};
+use rope_ascend::rope::{
+    AdamWFactors, Gate, GateBackward, KernelType, LayerKernels, LowRankTerm, MemoryPart, Update,
+};
 use rope_ascend::safe::{DeviceBuffer, DeviceMemory};
 
 use super::{Bench, Number, Numbers};
@@ -70,22 +72,10 @@ pub fn low_rank<T: Number>(
             size: case.size,
             rank,
             part_starts: &starts[..parts],
-            y: MemoryPart {
-                memory: &mut y,
-                offset: MARGIN,
-            },
-            h: MemoryPart {
-                memory: &h_memory,
-                offset: MARGIN,
-            },
-            b: MemoryPart {
-                memory: &b_memory,
-                offset: MARGIN,
-            },
-            rounded_h: rounds_h.then_some(MemoryPart {
-                memory: &mut rounded,
-                offset: MARGIN,
-            }),
+            y: part_mut(&mut y),
+            h: part(&h_memory),
+            b: part(&b_memory),
+            rounded_h: rounds_h.then(|| part_mut(&mut rounded)),
         })
         .map_err(text)?;
     stream.synchronize().map_err(text)?;
@@ -129,6 +119,16 @@ pub fn low_rank<T: Number>(
     Ok(())
 }
 
+fn part<T: Number>(memory: &DeviceBuffer<T>) -> MemoryPart<&DeviceMemory> {
+    let offset = MARGIN;
+    MemoryPart { memory, offset }
+}
+
+fn part_mut<T: Number>(memory: &mut DeviceBuffer<T>) -> MemoryPart<&mut DeviceMemory> {
+    let offset = MARGIN;
+    MemoryPart { memory, offset }
+}
+
 /// Compares the gate and its backward with f64.
 pub fn gate<T: Number>(bench: &Bench, kernels: &LayerKernels, count: usize) -> Result<(), String> {
     let stream = &bench.stream;
@@ -140,10 +140,6 @@ pub fn gate<T: Number>(bench: &Bench, kernels: &LayerKernels, count: usize) -> R
     let [gate, up, dy] = [tensor(4, 60.0), tensor(5, 2.0), tensor(6, 2.0)];
     let upload = |x: &[T]| stream.upload(x).map_err(text);
     let (gates, ups, dys) = (upload(&gate)?, upload(&up)?, upload(&dy)?);
-    fn part<T: Number>(memory: &DeviceBuffer<T>) -> MemoryPart<&DeviceMemory> {
-        let offset = MARGIN;
-        MemoryPart { memory, offset }
-    }
     let mut y = upload(&gate)?;
     kernels
         .gate(Gate {
@@ -151,10 +147,7 @@ pub fn gate<T: Number>(bench: &Bench, kernels: &LayerKernels, count: usize) -> R
             elements: count,
             gate: part(&gates),
             up: part(&ups),
-            y: MemoryPart {
-                memory: &mut y,
-                offset: MARGIN,
-            },
+            y: part_mut(&mut y),
         })
         .map_err(text)?;
     let (mut gate_gradient, mut up_gradient) = (upload(&gate)?, upload(&up)?);
@@ -165,14 +158,8 @@ pub fn gate<T: Number>(bench: &Bench, kernels: &LayerKernels, count: usize) -> R
             gate: part(&gates),
             up: part(&ups),
             gradient: part(&dys),
-            gate_gradient: MemoryPart {
-                memory: &mut gate_gradient,
-                offset: MARGIN,
-            },
-            up_gradient: MemoryPart {
-                memory: &mut up_gradient,
-                offset: MARGIN,
-            },
+            gate_gradient: part_mut(&mut gate_gradient),
+            up_gradient: part_mut(&mut up_gradient),
         })
         .map_err(text)?;
     stream.synchronize().map_err(text)?;
@@ -202,6 +189,125 @@ pub fn gate<T: Number>(bench: &Bench, kernels: &LayerKernels, count: usize) -> R
                     found[index]
                 ));
             }
+        }
+    }
+    Ok(())
+}
+
+/// Compares an AdamW update with f64. T is the type of the rounded values, f32 for none.
+pub fn update<T: Number>(
+    bench: &Bench,
+    kernels: &LayerKernels,
+    count: usize,
+) -> Result<(), String> {
+    let stream = &bench.stream;
+    let tensor = |seed, scale: f64| -> Vec<f32> {
+        let numbers = numbers(seed, MARGIN + count + MARGIN);
+        numbers.iter().map(|x| (x * scale) as f32).collect()
+    };
+    let [value, gradient, first] = [tensor(1, 2.0), tensor(2, 3.0), tensor(3, 0.5)];
+    let second: Vec<f32> = tensor(4, 0.3).iter().map(|x| x * x).collect();
+    let factors = AdamWFactors {
+        scale: 0.7,
+        of_gradient: 0.1,
+        of_square: 0.003,
+        kept: 0.997,
+        correction: 0.3,
+        epsilon: 0.05,
+        stay: 0.9,
+        step: 0.2,
+    };
+    let upload = |x: &[f32]| stream.upload(x).map_err(text);
+    let gradients = upload(&gradient)?;
+    let [mut values, mut firsts, mut seconds] =
+        [upload(&value)?, upload(&first)?, upload(&second)?];
+    let marks = vec![T::of(0.5); MARGIN + count + MARGIN];
+    let mut rounded = stream.upload(&marks).map_err(text)?;
+    let rounds = T::TYPE != KernelType::F32;
+    kernels
+        .update(Update {
+            elements: count,
+            factors,
+            value: part_mut(&mut values),
+            gradient: part(&gradients),
+            moments: [part_mut(&mut firsts), part_mut(&mut seconds)],
+            rounded: rounds.then(|| (T::TYPE, part_mut(&mut rounded))),
+        })
+        .map_err(text)?;
+    stream.synchronize().map_err(text)?;
+    let download = |x| stream.download(x).map_err(text);
+    let found = [download(&values)?, download(&firsts)?, download(&seconds)?];
+    let rounded = stream.download(&rounded).map_err(text)?;
+    let by = |factor: f32| f64::from(factor);
+    for index in 0..value.len() {
+        let before = [&value, &first, &second].map(|x| f64::from(x[index]));
+        let [value, first, second] = before;
+        let g = f64::from(gradient[index]) * by(factors.scale);
+        let first = first + (g - first) * by(factors.of_gradient);
+        let second = second * by(factors.kept) + g * g * by(factors.of_square);
+        let root = second.sqrt() / by(factors.correction) + by(factors.epsilon);
+        let value = value * by(factors.stay) - first / root * by(factors.step);
+        let inside = (MARGIN..MARGIN + count).contains(&index);
+        let expected = if inside {
+            [value, first, second]
+        } else {
+            before
+        };
+        for (found, expected) in found.iter().zip(expected) {
+            let apart = (f64::from(found[index]) - expected).abs();
+            if apart > 2e-6 || apart.is_nan() {
+                let found = found[index];
+                return Err(format!(
+                    "{count}: {found:?} at {index}, expected {expected}"
+                ));
+            }
+        }
+        let new = if inside && rounds {
+            T::rounded(found[0][index]).wide()
+        } else {
+            0.5
+        };
+        if rounded[index].wide() != new {
+            return Err(format!(
+                "{count}: rounded {:?} at {index}, expected {new}",
+                rounded[index]
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Compares the sums of squares of chunks with f64.
+pub fn square_sums(
+    bench: &Bench,
+    kernels: &LayerKernels,
+    [count, chunk]: [usize; 2],
+) -> Result<(), String> {
+    let stream = &bench.stream;
+    let x = numbers(7, MARGIN + count + MARGIN);
+    let x: Vec<f32> = x.iter().map(|x| *x as f32).collect();
+    let chunks = count.div_ceil(chunk);
+    let x_memory = stream.upload(&x).map_err(text)?;
+    let mut sums = stream
+        .upload(&vec![0.5_f32; MARGIN + chunks + MARGIN])
+        .map_err(text)?;
+    kernels
+        .square_sums(count, chunk, part(&x_memory), part_mut(&mut sums))
+        .map_err(text)?;
+    stream.synchronize().map_err(text)?;
+    let found = stream.download(&sums).map_err(text)?;
+    for (index, found) in found.iter().enumerate() {
+        let inside = index.checked_sub(MARGIN).filter(|index| *index < chunks);
+        let expected = inside.map_or(0.5, |index| {
+            let all = &x[MARGIN..MARGIN + count];
+            let chunk = &all[index * chunk..(index * chunk + chunk).min(count)];
+            chunk.iter().map(|x| f64::from(*x).powi(2)).sum()
+        });
+        let apart = (f64::from(*found) - expected).abs();
+        if apart > 1e-6 * expected || apart.is_nan() {
+            return Err(format!(
+                "{count}, {chunk}: sum {index} is {found}, expected {expected}"
+            ));
         }
     }
     Ok(())

@@ -31,7 +31,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub fn kernel_names(architecture: u32) -> Vec<String> {
     let mut names = Vec::new();
     for dtype in ["f32", "f16", "bf16"] {
-        for kernel in ["low_rank", "swiglu", "swiglu_grad"] {
+        for kernel in ["low_rank", "swiglu", "swiglu_grad", "adamw"] {
             names.push(format!("rope_{kernel}_{dtype}"));
         }
         for pairs in ["split", "adjacent", "deinterleave", "interleave"] {
@@ -43,6 +43,7 @@ pub fn kernel_names(architecture: u32) -> Vec<String> {
             }
         }
     }
+    names.push("rope_square_sums_f32".to_owned());
     if architecture == 2201 {
         names.extend(["rope_matrix_f16", "rope_matrix_bf16"].map(str::to_owned));
     }
