@@ -270,7 +270,7 @@ fn a_rank_that_does_not_come_ends_the_wait() {
             let busy = unsafe { HcclCommDestroy(rank.comm) };
             assert_eq!(busy, 20, "{}", recent_message());
             assert_eq!(rank.synchronize(), TIMED_OUT);
-            assert!(recent_message().contains("ranks 1 did not come"));
+            assert!(recent_message().contains("ranks 1 did not"));
             rank.free(memory);
         }
     });
@@ -283,7 +283,7 @@ fn a_rank_that_does_not_come_ends_the_wait() {
             HcclCommInitRootInfo(2, root.as_ptr().cast(), 0, &raw mut comm),
             9
         );
-        assert!(recent_message().contains("ranks 1 did not come"));
+        assert!(recent_message().contains("ranks 1 did not"));
         assert_eq!(aclrtResetDevice(0), 0);
     }
     finish(session);

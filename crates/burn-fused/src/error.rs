@@ -42,7 +42,7 @@ pub enum OpError {
         expected: String,
     },
     /// An unsupported element type.
-    #[error("{found:?} is not computed with; expected F32, F16, BF16 or F64")]
+    #[error("element type {found:?} is not supported; expected F32, F16, BF16 or F64")]
     UnsupportedDType {
         /// The type found.
         found: DType,

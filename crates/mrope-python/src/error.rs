@@ -38,7 +38,7 @@ pub(crate) enum Error {
         expected: &'static str,
     },
     #[error(
-        "{what}: found an address that is no multiple of its elements' {bytes} bytes; clone it"
+        "{what}: found an address that is not a multiple of its elements' {bytes} bytes; clone it"
     )]
     Misaligned { what: &'static str, bytes: usize },
 }

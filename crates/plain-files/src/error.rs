@@ -24,7 +24,7 @@ pub struct FileError {
 #[non_exhaustive]
 pub enum Cause {
     /// A pipe, device, socket or folder.
-    #[error("it is no regular file")]
+    #[error("it is not a regular file")]
     Irregular,
     /// A file above the limit of the caller.
     #[error("it has {bytes} bytes, expected at most {limit_bytes}")]

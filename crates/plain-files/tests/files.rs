@@ -65,7 +65,7 @@ fn no_irregular_file_is_opened_or_waited_for() {
             read_text(&path, 0).unwrap_err(),
         ];
         for error in errors {
-            let expected = format!("cannot read {}: it is no regular file", path.display());
+            let expected = format!("cannot read {}: it is not a regular file", path.display());
             assert_eq!(error.to_string(), expected);
             assert!(!error.is_missing());
         }

@@ -128,7 +128,7 @@ impl PromptDescription {
         let segment = |(parsed, argument): (Option<PromptPart>, &String)| {
             parsed.ok_or_else(|| {
                 format!(
-                    "{argument:?} is no segment; expected text:7, image:8x12, video:4x8x8, \
+                    "{argument:?} is not a segment; expected text:7, image:8x12, video:4x8x8, \
                      video:4x8x8@0.5, audio:25, or one .json file"
                 )
             })

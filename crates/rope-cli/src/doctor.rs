@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::device::Device;
 use crate::stdio::stdout;
 
-/// Check the installed parts of CANN and the working rotation paths, and how to fix the rest
+/// Report which parts of CANN and which rotation paths work, and how to fix the others
 ///
 /// Missing parts are a result, not an error: the exit code is 0 without CANN and without a device.
 #[derive(Args, Clone, Debug)]

@@ -13,7 +13,7 @@ use vlm_data::{Cut, MicroBatch, SampleEncoder, TrainingSample};
 use vlm_models::{GenerateOptions, GenerationConfig, Sampling, Vlm, VlmConfig};
 use vlm_train::{AnswerStream, answer_text, before_stop, stop_tokens};
 
-use crate::arguments::{MAX_TOKENS, count_in, seed};
+use crate::arguments::{MAX_TOKENS, complaint, count_in, seed};
 use crate::device::{Compute, Device, TokenArgs};
 use crate::stdio::{note, plain, stdout};
 use vlm_train::job::{PositionRule, Precision, RecordOptions};
@@ -62,7 +62,7 @@ pub(crate) struct GenerateArgs {
     #[arg(long, default_value_t = 4, value_parser = count_in(1..=65_536))]
     batch: usize,
 
-    /// Most tokens per answer
+    /// Maximum tokens per answer
     #[arg(long, value_name = "TOKENS", default_value_t = 256)]
     #[arg(value_parser = count_in(1..=MAX_TOKENS))]
     max_new: usize,
@@ -246,7 +246,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Box<dyn Error>> {
                     match asked {
                         Ok(question) => questions.push(question),
                         Err(error) if args.records.leaves_out(&*error) => {
-                            note(format_args!("warning: left out: {}", plain(&error)));
+                            note(format_args!("warning: left out: {}", complaint(&error)));
                         }
                         Err(error) => return Err(error),
                     }

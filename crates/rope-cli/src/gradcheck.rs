@@ -70,7 +70,7 @@ pub(crate) fn run(args: &GradcheckArgs) -> Result<ExitCode, Box<dyn Error>> {
         Place::Served => {
             let device = args.device.device();
             return Err(format!(
-                "{device} is no device of this machine; expected cpu, gpu, gpu:N, ascend, ascend:N \
+                "{device} is not a device of this machine; expected cpu, gpu, gpu:N, ascend, ascend:N \
                  or ascend-sim (mrope train and mrope verify also take a served device)"
             )
             .into());

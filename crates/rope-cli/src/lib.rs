@@ -36,7 +36,8 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use rope_ascend::rope::violations;
 use rope_check::alloc::CountingAllocator;
 
-use self::stdio::{note, plain};
+use self::arguments::complaint;
+use self::stdio::note;
 
 /// Counts for `mrope bench memory`. For everything else it costs one load and one branch per
 /// allocation.
@@ -67,7 +68,7 @@ enum Command {
     /// Compare two recorded steps, layer by layer
     #[command(long_about = COMPARE_ABOUT)]
     Compare(compare::CompareArgs),
-    /// Let a model answer prompts
+    /// Generate answers with a model
     #[command(long_about = GENERATE_ABOUT, after_help = GENERATE_EXAMPLES)]
     Generate(Box<generate::GenerateArgs>),
     /// Merge adapters into the weights of their base model
@@ -118,8 +119,8 @@ Fine-tune a vision-language model on a file of conversations.
 The model is a Hugging Face folder of Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5 or
 GLM-4.1V. The command trains low-rank adapters beside the decoder's linear
 layers, or the weights with --full. The loss of a step is the sum over all
-labelled tokens of its batch divided by their number: --micro-tokens and --cut
-change the memory of a step, not its loss.";
+labelled tokens of its batch divided by their number: --micro-tokens and
+--batching change the memory of a step, not its loss.";
 
 const FINETUNE_EXAMPLES: &str = "\
 Examples:
@@ -136,14 +137,14 @@ checkpoint and stops.";
 const COMPARE_ABOUT: &str = "\
 Compare two recorded steps, layer by layer.
 
-A record is of `mrope finetune --record-step N`, on any device, in any precision
-and cut, or of a transformers model by examples/record_transformers.py. Inputs,
-weights, activations, gradients and updates are compared in causal order. The
+`mrope finetune --record-step N` writes a record, on any device, in any precision
+and batching; examples/record_transformers.py records a transformers model.
+Inputs, weights, activations, gradients and updates are compared in causal order. The
 first tensor that differs by more than rounding is named, with the suspected
 fault. The exit code is 1 if a tensor differs.";
 
 const GENERATE_ABOUT: &str = "\
-Let a model answer a prompt with pictures, or the questions of a data file.
+Generate answers to a prompt with pictures, or to the questions of a data file.
 
 Text and pictures go through the folder's chat template, tokenizer and
 preprocessor. Decoding is greedy, or samples with --temperature. An answer ends
@@ -205,7 +206,7 @@ pub fn main() -> ExitCode {
     let args = match finetune::file::with_file(&command, args) {
         Ok(args) => args,
         Err(error) => {
-            note(format_args!("error: {}", plain(&error)));
+            note(format_args!("error: {}", complaint(&error)));
             return ExitCode::FAILURE;
         }
     };
@@ -223,7 +224,7 @@ pub fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) if is_of_closed_pipe(&*error) => ExitCode::from(CLOSED_PIPE),
         Err(error) => {
-            note(format_args!("error: {}", plain(&error)));
+            note(format_args!("error: {}", complaint(&error)));
             ExitCode::FAILURE
         }
     };

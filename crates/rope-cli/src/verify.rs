@@ -33,7 +33,7 @@ Examples:
   mrope verify --engine all FILE             every kernel of this machine
   mrope verify --format                      the format, and dump.py for PyTorch";
 
-/// Compare rotations, frequencies, position ids and whole models of other programs with this one
+/// Check another program's rotations, frequencies, position ids and models against this one
 ///
 /// Rotates the q and k of each file, computes their gradients, and compares both with the values in
 /// the file: one row per tensor and element type. A folder with config.json, inputs.safetensors and

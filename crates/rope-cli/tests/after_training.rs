@@ -57,7 +57,7 @@ pub(crate) fn made() -> &'static Path {
         ));
         for (name, options) in [
             ("tuned", ""),
-            ("cut", "--cut padded"),
+            ("cut", "--batching padded"),
             ("dropped", "--dropout 0.3"),
         ] {
             done(&format!(
@@ -196,7 +196,7 @@ fn wrong_inputs_are_one_clear_error() {
         ),
         (
             format!("generate {base} --prompt <image><image>A --image pictures/test_01.png"),
-            "2 marks <image> for 1 files",
+            "2 <image> placeholders, the record lists 1 image",
         ),
         (
             format!("generate {base} --prompt A<|im_end|>"),
@@ -221,7 +221,7 @@ fn wrong_inputs_are_one_clear_error() {
         ),
         (
             format!("compare {record} {base}/model.safetensors"),
-            "is no record of a step",
+            "is not a record of a step",
         ),
         (format!("compare {record} {cut}"), "copy it again"),
         (

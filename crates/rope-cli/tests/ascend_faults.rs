@@ -183,7 +183,7 @@ fn a_server_whose_device_failed_ends_and_says_why() {
     let ended = within(HANG, move || server.join().expect("it ran"));
     let said = ended.expect_err("the device failed");
     says(&said, "507015");
-    says(&said, "started again");
+    says(&said, "restart the server");
     control::clear_faults();
     npu.close().ok();
     let (_host, device) = host(npu);

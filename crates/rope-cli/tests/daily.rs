@@ -111,7 +111,7 @@ fn faults_of_the_data_are_known_before_step_1() {
     let (code, told) = with(&[]);
     assert_eq!(code, Some(1), "{told}");
     assert!(told.contains("5 of 13 records give no sample"), "{told}");
-    for (line, cause) in faults.iter().chain(&[("line 7", "max_tokens = 64")]) {
+    for (line, cause) in faults.iter().chain(&[("line 7", "the limit is 64 (--max-tokens)")]) {
         assert!(
             told.contains(line) && told.contains(cause),
             "{line} {cause}: {told}"

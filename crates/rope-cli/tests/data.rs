@@ -72,10 +72,7 @@ fn errors_are_named_with_their_lines_and_the_exit_code() {
     let ended = check("no/such/file.jsonl", &out, &[]);
     assert_eq!(ended.status.code(), Some(2));
     let message = text(&ended.stderr);
-    says(
-        &message,
-        "'no/such/file.jsonl' for '<FILE>': nothing is there; expected a file",
-    );
+    says(&message, "'no/such/file.jsonl' for '<FILE>': no such file");
 }
 
 /// All kinds of media, and a record that holds markup.

@@ -465,8 +465,13 @@ fn wrong_inputs_are_one_clear_error() {
         ("--micro-tokens 3", "tokens"),
         ("--resume", "no complete checkpoint"),
         ("--dropout 1.5", "dropout"),
-        ("--max-norm=-1", "norm to clip at = -1"),
-        ("--max-norm NaN", "norm to clip at = NaN"),
+        ("--max-norm=-1", "--max-norm is -1; expected"),
+        ("--learning-rate=-1", "--learning-rate is -1; expected"),
+        (
+            "--max-tokens 3 --on-error stop",
+            "the limit is 3 (--max-tokens)",
+        ),
+        ("--max-norm NaN", "--max-norm is NaN; expected"),
     ] {
         let failed = Command::new(env!("CARGO_BIN_EXE_mrope"))
             .current_dir(example())

@@ -23,12 +23,12 @@ const TUNE: &str = "finetune model --data data.jsonl --batch 2 --steps 2 --rank 
 const RESUME: &str =
     "finetune model --data data.jsonl --batch 2 --steps 2 --rank 4 --out run --resume";
 const TRAIN: &str = "train --steps 1 --batch 2 --test-questions 2 --out demo";
-const NO_FILE: &str = "it is no regular file";
+const NO_FILE: &str = "it is not a regular file";
 const NO_CHECKPOINT: &str = "no complete checkpoint";
 const NOT_OURS: &str = "no run of mrope train wrote it|it is a folder; move it away";
 #[cfg(feature = "ascend-sim")]
-const NO_TOKEN: &str = "token is no regular file|(it is a link;";
-const NO_GOLDEN: &str = "is no golden file: it is no regular file|nothing to verify";
+const NO_TOKEN: &str = "token is not a regular file|(it is a link;";
+const NO_GOLDEN: &str = "is not a golden file: it is not a regular file|nothing to verify";
 
 /// A file of the folder, the files that must be away for it to be read, the command that reads it,
 /// and the words of the refusal, or several, separated by bars.

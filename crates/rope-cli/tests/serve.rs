@@ -78,7 +78,7 @@ fn only_who_has_the_token_gets_in() {
     ]);
     assert!(second.contains("hosts only 1 device"), "{second}");
     let npu = refused(&["gradcheck", "--device", &remote]);
-    assert!(npu.contains("is no device of this machine"), "{npu}");
+    assert!(npu.contains("is not a device of this machine"), "{npu}");
 }
 
 #[test]
@@ -598,7 +598,7 @@ fn what_holds_no_token_is_refused() {
     for path in [folder, "/dev/null"] {
         if path == folder || cfg!(unix) {
             let said = serve(path);
-            says(&said, format!("{path} is no regular file"));
+            says(&said, format!("{path} is not a regular file"));
         }
     }
     // A token that a full disk once cut short, and the next run took.
@@ -640,7 +640,7 @@ fn what_holds_no_token_is_refused() {
         let server = ["serve", "--device", "cpu", "--token-file", &path].map(str::to_owned);
         for args in [client, server] {
             let said = within(HANG, move || refused(&args.each_ref().map(String::as_str)));
-            assert!(said.contains("pipe.token is no regular file"), "{said}");
+            assert!(said.contains("pipe.token is not a regular file"), "{said}");
         }
     }
 }

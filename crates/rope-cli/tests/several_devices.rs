@@ -235,11 +235,7 @@ fn pair(name: &str, options: &str, of_second: &str) -> [Child; 2] {
 fn a_process_that_is_killed_at_any_point_of_a_step_ends_the_other() {
     let gone = ("rank 1 stopped the run", "its process is gone");
     for (call, (who, cause), has_begun) in [
-        (
-            "aclInit:1",
-            ("hosts 1", "did not come to the rendezvous"),
-            false,
-        ),
+        ("aclInit:1", ("hosts 1", "did not connect"), false),
         ("aclnnFlashAttentionVarLenScore:7", gone, true),
         ("aclnnFlashAttentionUnpaddingScoreGrad:3", gone, true),
         ("HcclAllReduce:2", gone, true),

@@ -38,7 +38,7 @@ fn the_fixtures_pass_and_what_is_not_golden_is_listed() {
     let output = mrope(&[], &[&fixtures()]);
     let text = stdout(&output);
     assert_eq!(output.status.code(), Some(0), "{text}");
-    assert!(text.contains("skipped") && text.contains("MANIFEST: neither .safetensors nor .json"));
+    assert!(text.contains("skipped") && text.contains("MANIFEST: expected .safetensors or .json"));
     assert!(text.contains("of 40 files: 0 out of tolerance; 0 files cannot be verified"));
     let longest = text
         .lines()
@@ -62,14 +62,14 @@ fn pipes_devices_and_impossible_headers_are_refused_at_once() {
         let output = mrope(&["--json"], &[path]);
         assert_eq!(output.status.code(), Some(1), "{path:?}");
         let error = json(&output)[0]["error"].to_string();
-        assert!(error.contains("no regular file"), "{error}");
+        assert!(error.contains("not a regular file"), "{error}");
     }
     let listed = stdout(&mrope(
         &[],
         &[&folder, &fixtures().join("inv_freq_tables.json")],
     ));
     for name in ["pipe.safetensors", "device.json"] {
-        let expected = format!("{name}: it is no regular file");
+        let expected = format!("{name}: it is not a regular file");
         assert!(listed.contains(&expected), "{listed}");
     }
     let header = folder.join("header.safetensors");
@@ -222,7 +222,7 @@ fn what_cannot_be_read_fails_beside_what_can() {
     // golden files.
     let notes = mrope(&[], &[&folder.join("notes.md")]);
     assert_eq!(notes.status.code(), Some(1));
-    assert!(stdout(&notes).contains("is no golden file: neither .safetensors nor .json"));
+    assert!(stdout(&notes).contains("is not a golden file: expected .safetensors or .json"));
     let nothing = mrope(&[], &[&folder.join("inner")]);
     assert_eq!(nothing.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&nothing.stderr).contains("nothing to verify"));

@@ -261,7 +261,7 @@ const REFUSED: Refused = &[
     ),
     ("the width does not divide into that many heads", "glm4_moe"),
     // Their attention does not rotate by default, though the module is there.
-    ("is no rotary embedding", "esm"),
+    ("is not a rotary embedding", "esm"),
     ("position_embedding_type is missing", "granitemoehybrid"),
     ("its attention does not rotate", "zamba2"),
     ("only the innermost rope object is read", "musicflamingo"),

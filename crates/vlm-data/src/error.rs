@@ -56,7 +56,7 @@ pub enum VlmDataError {
     /// decoded.
     #[error(
         "the picture has {width} x {height} pixels, at most {limit} are read; \
-         raise ReadOptions::max_pixels if it is trusted"
+         scale it down"
     )]
     TooManyPixels {
         /// Width in pixels.
@@ -69,7 +69,7 @@ pub enum VlmDataError {
     /// A picture whose header states that its decoding takes more memory than allowed.
     #[error(
         "decoding the picture takes {bytes} bytes of memory, at most {limit} are used; \
-         scale it down, or raise ReadOptions::max_memory"
+         scale it down"
     )]
     TooMuchMemory {
         /// Bytes for the file, its pixels, and what its decoder holds besides.
@@ -181,7 +181,7 @@ pub enum VlmDataError {
         found: usize,
     },
     /// A text that is not JSON.
-    #[error("no JSON: {reason}")]
+    #[error("invalid JSON: {reason}")]
     Json {
         /// The message of the parser.
         reason: String,

@@ -137,7 +137,7 @@ impl Writer<'_> {
     fn value(&mut self, field: &Field, depth: usize) -> Result<Stated> {
         let float = |value: f64| {
             let number = Number::from_f64(value).map(Value::Number);
-            number.ok_or_else(|| format!("{value} is no number of JSON"))
+            number.ok_or_else(|| format!("{value} is not a number of JSON"))
         };
         Ok(match field {
             Field::Null => Ok(Value::Null),

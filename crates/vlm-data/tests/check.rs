@@ -244,7 +244,7 @@ fn each_kind_of_fault_is_named_with_its_line() {
             red
         ])),
     );
-    add("turned", ask("<image>What?", &["exif_6.jpg"], 20));
+    add("rotated", ask("<image>What?", &["exif_6.jpg"], 20));
     add("transparent", ask("<image>What?", &["rgba_8.png"], 21));
     add("clipped", ask("<image>What?", &["grey_16.png"], 22));
     add("blank", ask("<image>What?", &["white.png"], 23));

@@ -485,7 +485,10 @@ fn a_folder_says_how_pictures_are_processed() {
     );
     write("processor_config.json", "{");
     let error = read().expect_err("no JSON").to_string();
-    assert!(error.contains("processor_config.json: no JSON"), "{error}");
+    assert!(
+        error.contains("processor_config.json: invalid JSON"),
+        "{error}"
+    );
     std::fs::remove_dir_all(&folder).expect("the folder goes");
 }
 

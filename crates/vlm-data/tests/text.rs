@@ -535,21 +535,24 @@ fn each_wrong_record_says_what_is_wrong() {
             ),
             "message 2 is a system message",
         ),
-        (with("<image>", ""), "1 marks <image> for 0 files"),
+        (
+            with("<image>", ""),
+            "1 <image> placeholder, the record lists 0 images",
+        ),
         (
             with("q", r#", "images": ["a"]"#),
-            "0 marks <image> for 1 files",
+            "0 <image> placeholders, the record lists 1 image;",
         ),
         (
             with("<image><video>", r#", "images": ["a"]"#),
-            "1 marks <video> for 0 files",
+            "1 <video> placeholder, the record lists 0 videos",
         ),
         (
             ask(
                 &format!(r#"{user}, {{"role": "assistant", "content": "<image>a"}}"#),
                 r#", "images": ["a"]"#,
             ),
-            "message 2 holds a picture or video and is of the role assistant",
+            "message 2 (assistant) contains a picture or video",
         ),
         (
             ask(
@@ -600,7 +603,7 @@ fn each_wrong_record_says_what_is_wrong() {
         ),
         (
             with("<image>", r#", "images": ["data:image/png;base64,!"]"#),
-            "images[0] is no base64: a character outside",
+            "images[0] is not base64: a character outside",
         ),
         (
             with("<image>", r#", "images": ["data:image/png,x"]"#),
@@ -649,7 +652,7 @@ fn each_wrong_record_says_what_is_wrong() {
         ),
         (
             with("q", r#", "tools": "[1""#),
-            "expected tools to be a list of tools, found text that is no JSON",
+            "expected tools to be a list of tools, found text that is not JSON",
         ),
         (
             r#"{"instruction": "q", "output": "a", "history": [["x"]]}"#.to_owned(),
@@ -697,7 +700,7 @@ fn boxes_and_names_are_written_into_the_text() {
         .expect_err("one too few");
     assert_eq!(
         error.to_string(),
-        "line 1: the text has 1 marks <bbox> for 2 values in objects.bbox"
+        "line 1: the text has 1 <bbox> placeholder, objects.bbox has 2 values"
     );
 }
 
@@ -1161,7 +1164,7 @@ fn folders_that_are_not_whole_are_refused() {
         .collect();
     tokens.sort_by_key(|token| std::cmp::Reverse(token.len()));
     folder.write("merges.txt", format!("{} {}", tokens[0], tokens[1]));
-    assert!(error(&folder).contains("which is no token"));
+    assert!(error(&folder).contains("which is not a token"));
     folder.copy("merges.txt").write(
         "tokenizer_config.json",
         r#"{"tokenizer_class": "LlamaTokenizer"}"#,

@@ -70,10 +70,10 @@ pub enum VlmTrainError {
         found: String,
     },
     /// A number of the recipe that is out of range.
-    #[error("{option} = {found} makes no run; expected {expected}")]
+    #[error("`{key}` is {found}; expected {expected}")]
     Recipe {
-        /// The number.
-        option: &'static str,
+        /// Its path in [`Recipe`](crate::Recipe).
+        key: &'static str,
         /// As found.
         found: String,
         /// A description of the allowed values.
@@ -133,7 +133,7 @@ pub enum VlmTrainError {
     },
     /// A file that is not a record of a step.
     #[error(
-        "{} is no record of a step: {reason}; `mrope finetune --record-step` writes one",
+        "{} is not a record of a step: {reason}; `mrope finetune --record-step` writes one",
         path.display()
     )]
     NoRecord {

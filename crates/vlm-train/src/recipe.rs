@@ -146,34 +146,34 @@ impl Recipe {
     /// # Errors
     /// [`VlmTrainError::Recipe`]
     pub(crate) fn check(&self) -> Result<()> {
-        let rate = "a finite number, at least 0";
+        let rate = "a finite number of at least 0";
         let beta = "at least 0 and below 1";
         let is_rate = |rate: f64| rate.is_finite() && rate >= 0.0;
         let is_beta = |beta: f64| (0.0..1.0).contains(&beta);
         let max_norm = self.max_norm.unwrap_or(1.0);
         let above = "a finite number above 0";
-        for (option, found, is_right, expected) in [
+        for (key, found, is_right, expected) in [
             // Checked first, since the others follow it by default.
             (
-                "decoder rate",
+                "rates.decoder",
                 self.rates.decoder,
                 is_rate(self.rates.decoder),
                 rate,
             ),
             (
-                "tower rate",
+                "rates.tower",
                 self.rates.tower,
                 is_rate(self.rates.tower),
                 rate,
             ),
             (
-                "merger rate",
+                "rates.merger",
                 self.rates.merger,
                 is_rate(self.rates.merger),
                 rate,
             ),
             (
-                "weight decay",
+                "weight_decay",
                 self.weight_decay,
                 is_rate(self.weight_decay),
                 rate,
@@ -186,21 +186,21 @@ impl Recipe {
                 above,
             ),
             (
-                "loss scale",
+                "loss_scale",
                 self.loss_scale.unwrap_or(1.0),
                 is_rate(self.loss_scale.unwrap_or(1.0)) && self.loss_scale != Some(0.0),
                 above,
             ),
             (
-                "least share of the rate",
+                "least_share",
                 self.least_share,
                 (0.0..=1.0).contains(&self.least_share),
                 "0 to 1",
             ),
-            ("first beta", self.betas[0], is_beta(self.betas[0]), beta),
-            ("second beta", self.betas[1], is_beta(self.betas[1]), beta),
+            ("betas[0]", self.betas[0], is_beta(self.betas[0]), beta),
+            ("betas[1]", self.betas[1], is_beta(self.betas[1]), beta),
             (
-                "norm to clip at",
+                "max_norm",
                 max_norm,
                 is_rate(max_norm) && max_norm > 0.0,
                 above,
@@ -208,7 +208,7 @@ impl Recipe {
         ] {
             if !is_right {
                 return Err(VlmTrainError::Recipe {
-                    option,
+                    key,
                     found: found.to_string(),
                     expected,
                 });
@@ -216,7 +216,7 @@ impl Recipe {
         }
         if (0..self.steps).all(|step| self.factor(step) == 0.0) {
             return Err(VlmTrainError::Recipe {
-                option: "steps of warm-up",
+                key: "warmup_steps",
                 found: format!("{} of {} steps", self.warmup_steps, self.steps),
                 expected: "a step with a rate above 0, since a warm-up begins at 0",
             });

@@ -109,7 +109,9 @@ impl StepRecord {
                 .iter()
                 .try_fold(1_usize, |all, size| all.checked_mul(*size));
             if stored.dtype() != Some(DType::F32) || all.is_none_or(|all| elements > all) {
-                return Err(refused(format!("{name} is no sample in f32 of {shape:?}")));
+                return Err(refused(format!(
+                    "{name} is not a sample in f32 of {shape:?}"
+                )));
             }
             let data = source.read(&stored, DType::F32, 0..elements)?;
             items.insert(name, data.iter::<f32>().collect());

@@ -617,7 +617,7 @@ fn strangers_and_hosts_of_another_run_are_refused_and_those_missing_are_named() 
     let refused = other.meet().unwrap_err().to_string();
     assert!(refused.contains("one of 3 hosts, host 0 of 2"), "{refused}");
     let missing = waits.join().unwrap().unwrap_err().to_string();
-    expect_ended(begun, &[missing], "hosts 1", "did not come");
+    expect_ended(begun, &[missing], "hosts 1", "did not connect");
     let nobody = host(&free_port(), 2, 1).meet().unwrap_err();
     assert!(
         matches!(nobody, RendezvousError::Unreachable { .. }),

@@ -90,9 +90,56 @@ fn the_page_of_the_deep_checks_names_each_step() {
     }
 }
 
-/// Pages hold none of the phrases in quotation marks in CONTRIBUTING.md's table of words.
+/// The sources of a crate.
+fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).expect("a readable folder") {
+        let path = entry.expect("a readable entry").path();
+        if path.is_dir() {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|ending| ending == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+/// The literals of a source, and its documentation of options: messages, and texts of `--help`.
+fn texts(source: &str, documents_options: bool) -> String {
+    let mut texts = String::new();
+    let mut rest = source;
+    while let Some(at) = rest.find(['/', '"', '\'']) {
+        rest = &rest[at..];
+        let comment = rest
+            .split('\n')
+            .next()
+            .filter(|line| line.starts_with("//"));
+        if let Some(comment) = comment {
+            if let Some(line) = comment.strip_prefix("///").filter(|_| documents_options) {
+                texts.push_str(line);
+            }
+            rest = &rest[comment.len()..];
+        } else if let Some(text) = rest.strip_prefix('"') {
+            let is_end = |(at, _): &(usize, &str)| {
+                let escapes = text[..*at].chars().rev().take_while(|c| *c == '\\');
+                escapes.count().is_multiple_of(2)
+            };
+            let end = text.match_indices('"').find(is_end).expect("an end").0;
+            texts.push_str(" \n");
+            texts.push_str(&text[..end].replace("\\\n", " "));
+            texts.push('\n');
+            rest = &text[end + 1..];
+        } else {
+            // A character of its own, or a lifetime.
+            let letter = rest.starts_with("'\"'") || rest.starts_with("'\\\"'");
+            rest = &rest[if letter { 3 } else { 1 }..];
+        }
+    }
+    texts
+}
+
+/// Pages, messages and `--help` hold none of the phrases in quotation marks in CONTRIBUTING.md's
+/// table of words.
 #[test]
-fn pages_avoid_the_listed_words() {
+fn pages_and_messages_avoid_the_listed_words() {
     let contributing = read("CONTRIBUTING.md");
     let (_, table) = contributing
         .split_once("\n| instead of |")
@@ -105,7 +152,23 @@ fn pages_avoid_the_listed_words() {
     assert!(avoided.len() >= 10, "{avoided:?}");
     let folders = ["README.md", "docs", "docs/dev", "docs/tables"];
     let mut faults = Vec::new();
-    for (path, text) in folders.iter().flat_map(|path| pages(path)) {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(root().join("crates")).expect("a readable folder") {
+        sources(
+            &entry.expect("a readable entry").path().join("src"),
+            &mut files,
+        );
+    }
+    let messages = files.iter().map(|path| {
+        let path = path.display().to_string();
+        let is_program = ["rope-cli/src", "vlm-train/src/job"]
+            .iter()
+            .any(|part| path.contains(part));
+        let text = texts(&read(&path), is_program);
+        (path, text)
+    });
+    let pages = folders.iter().flat_map(|path| pages(path));
+    for (path, text) in pages.chain(messages) {
         // Paragraphs, so that a line's end hides nothing.
         let text = text
             .split_whitespace()

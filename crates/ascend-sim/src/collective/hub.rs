@@ -177,7 +177,7 @@ impl Hub {
             }
             if !in_time {
                 let missing = (0..state.ranks).filter(|rank| !state.members.contains_key(rank));
-                let message = format!("ranks {} did not come to connect", list(missing));
+                let message = format!("ranks {} did not connect", list(missing));
                 self.closed.store(true, Ordering::Release);
                 return Err(Failure::new(HCCL_E_TIMEOUT, message));
             }
@@ -229,7 +229,7 @@ impl Hub {
                 let is_here = |rank: &u32| here.is_some_and(|r| r.requests.contains_key(rank));
                 let missing = (0..ranks).filter(|rank| !is_here(rank));
                 let message = format!(
-                    "ranks {} did not come to operation {sequence} of the communicator",
+                    "ranks {} did not join operation {sequence} of the communicator",
                     list(missing)
                 );
                 return Err(Failure::new(RT_COLLECTIVE_TIMEOUT, message));

@@ -133,7 +133,7 @@ impl Remote {
         frame.extend(&request.data);
         let late = || {
             let message = format!(
-                "a rank did not come to operation {} of the communicator",
+                "a rank did not join operation {} of the communicator",
                 request.sequence
             );
             Failure::new(RT_COLLECTIVE_TIMEOUT, message)

@@ -58,7 +58,7 @@ pub enum ServeError {
     #[error("no random numbers for a token: {0}")]
     Randomness(String),
     /// A failed device, which must be reopened.
-    #[error("the device failed, and serves nobody until this program is started again: {0}")]
+    #[error("the device failed; restart the server: {0}")]
     Failed(#[source] Box<dyn Error + Send + Sync>),
     /// An empty token.
     #[error("the token is empty")]

@@ -39,7 +39,7 @@ impl Artifact {
             Err(FileError {
                 cause: Cause::Irregular,
                 ..
-            }) => return other("it is no regular file"),
+            }) => return other("it is not a regular file"),
             opened => opened?,
         };
         match path.extension().and_then(|extension| extension.to_str()) {
@@ -68,7 +68,7 @@ impl Artifact {
                     other("no cases with rope_parameters or position_ids in it")
                 }
             }
-            _ => other("neither .safetensors nor .json"),
+            _ => other("expected .safetensors or .json"),
         }
     }
 }

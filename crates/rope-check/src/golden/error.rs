@@ -30,7 +30,7 @@ pub enum GoldenError {
         detail: String,
     },
     /// A file of another kind, where a golden one was asked for.
-    #[error("is no golden file: {reason}")]
+    #[error("is not a golden file: {reason}")]
     NotGolden {
         /// The reason why it is not golden.
         reason: &'static str,

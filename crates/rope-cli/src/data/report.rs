@@ -8,7 +8,7 @@ use serde::Serialize;
 use vlm_data::check::{DataReport, Findings, Histogram, Packing, SampleCounts, Severity, Spread};
 
 use super::CheckArgs;
-use crate::stdio::plain;
+use crate::arguments::complaint;
 use crate::table::Table;
 
 /// Tokens of a row where no limit is given, unless a sample is longer.
@@ -178,7 +178,7 @@ fn print_findings(out: &mut impl Write, findings: &Findings) -> io::Result<()> {
         ranges(&findings.lines)
     )?;
     for example in findings.examples.iter().take(EXAMPLES) {
-        let message = plain(&example.message).replace('\n', " ");
+        let message = complaint(&example.message).replace('\n', " ");
         writeln!(out, "    line {}: {message}", example.line)?;
     }
     Ok(())

@@ -332,7 +332,7 @@ impl Compute {
     /// The usage of an NPU of this process since then; nothing for other devices.
     ///
     /// # Errors
-    /// Those of the device, also of work whose result nobody has read.
+    /// Those of the device, also of work whose result was never read.
     pub(crate) fn usage(&self) -> Result<Option<Usage>, ExecutionError> {
         self.device.sync()?;
         let Some(npu) = self.npu() else {

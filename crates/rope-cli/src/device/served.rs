@@ -335,7 +335,7 @@ fn unopened(error: FileError) -> String {
     let (path, cause) = (error.path.display(), error.cause);
     match cause {
         Cause::Irregular => format!(
-            "{path} is no regular file; expected a file with a token, or the path of one to make"
+            "{path} is not a regular file; expected a file with a token, or the path of one to make"
         ),
         cause => format!("the token file {path}: {cause}"),
     }

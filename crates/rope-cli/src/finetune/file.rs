@@ -50,9 +50,11 @@ pub(crate) fn with_file(command: &Command, args: Vec<OsString>) -> Result<Vec<Os
         .map_err(|error: toml::de::Error| wrong(error.to_string()))?;
     let mut all = args[..2].to_vec();
     for (name, value) in &table {
-        let argument = command
-            .get_arguments()
-            .find(|argument| argument.get_long().unwrap_or(argument.get_id().as_str()) == name);
+        let argument = command.get_arguments().find(|argument| {
+            let aliases = argument.get_all_aliases().unwrap_or_default();
+            let long = argument.get_long().unwrap_or(argument.get_id().as_str());
+            long == name || aliases.contains(&&name[..])
+        });
         let Some(argument) = argument.filter(|argument| !OWN.contains(&argument.get_id().as_str()))
         else {
             return Err(wrong(format!(

@@ -31,7 +31,7 @@ const CURVES: &str = "curves.svg";
 /// The options of the run, for the next one.
 const OPTIONS: &str = "options.toml";
 
-/// Fine-tunes, saves and reports. The exit code tells of a run that a signal stopped.
+/// Fine-tunes, saves and reports. The exit code reports a signal.
 ///
 /// # Errors
 /// Those of the device, the model, the data and the run, each with what to do.

@@ -43,7 +43,7 @@ pub(crate) struct FinetuneArgs {
     #[arg(long, help_heading = "Devices", value_name = "HOST:PORT")]
     pub(super) rendezvous: Option<String>,
 
-    /// Longest wait for other ranks in a step
+    /// Maximum wait for other ranks in a step
     #[arg(long, help_heading = "Devices", value_name = "SECONDS", default_value_t = 600, value_parser = count_in(1..=86_400))]
     pub(super) rank_timeout: usize,
 
@@ -60,8 +60,7 @@ pub(crate) struct FinetuneArgs {
     #[arg(long, help_heading = "Output")]
     pub(super) quiet: bool,
 
-    /// Train nothing: print the memory of a step, from shapes alone, and the largest micro-batch
-    /// that fits
+    /// Dry run: print the memory of a step, from shapes alone, and the largest micro-batch that fits
     #[arg(long, help_heading = "Dry runs", conflicts_with = "prove_cut")]
     pub(super) plan: bool,
 
@@ -69,7 +68,7 @@ pub(crate) struct FinetuneArgs {
     #[arg(long, help_heading = "Dry runs", value_name = "GIB", requires = "plan", value_parser = above_0)]
     pub(super) memory: Option<f64>,
 
-    /// Train nothing: compute one step with its batch cut in four ways, and print the largest
+    /// Dry run: compute one step with its batch divided in four ways, and print the largest
     /// differences
     #[arg(long, help_heading = "Dry runs")]
     pub(super) prove_cut: bool,
@@ -92,8 +91,9 @@ impl FinetuneArgs {
         self.device.len() > 1 || self.hosts > 1
     }
 
-    /// The options with what variables say of `--rendezvous env`: those that torchrun sets, and
-    /// launchers like it. Each process is a host; LOCAL_RANK is added to the number of its NPU.
+    /// Fills in `--hosts`, `--host` and the address of `--rendezvous env` from the variables that
+    /// torchrun and similar launchers set. Each process is a host; LOCAL_RANK is added to the number
+    /// of its NPU.
     ///
     /// # Errors
     /// For a variable that is missing or no number, and options that say the same.

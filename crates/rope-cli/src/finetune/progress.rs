@@ -7,6 +7,7 @@ use parking_lot::Mutex;
 use vlm_train::job::Notice;
 use vlm_train::{Answer, Event, StepReport};
 
+use crate::arguments::complaint;
 use crate::stdio::{note, plain};
 
 /// The share of lost updates above which they are reported.
@@ -32,7 +33,7 @@ impl Reading {
 
     pub(super) fn show(&self, notice: Notice<'_>) {
         match notice {
-            Notice::Warning(text) => note(format_args!("warning: {text}")),
+            Notice::Warning(text) => note(format_args!("warning: {}", complaint(&text))),
             Notice::Reading { .. } if self.quiet => {}
             Notice::Reading { data, done, all } => self.read(data, done, all),
         }
@@ -161,8 +162,8 @@ impl Progress {
         }
         if let Some(lost) = report.lost_updates.filter(|lost| *lost > MUCH) {
             let message = format!(
-                "{:.0} % of the updates are below the resolution of the weights and lost; masters \
-                 keep them (leave out --no-masters)",
+                "{:.0} % of the updates are below the resolution of the weights and lost; master \
+                 weights keep them (leave out --no-master-weights)",
                 100.0 * lost
             );
             self.line(report.step, &message);

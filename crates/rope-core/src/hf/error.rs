@@ -101,7 +101,7 @@ pub enum ConfigError {
         reason: &'static str,
     },
     /// A position embedding other than a rotation.
-    #[error("{stated} is no rotary embedding; expected \"rope\" or \"mrope\"")]
+    #[error("{stated} is not a rotary embedding; expected \"rope\" or \"mrope\"")]
     NotRotary {
         /// The key as the configuration states it.
         stated: Stated,

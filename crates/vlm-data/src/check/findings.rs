@@ -35,9 +35,9 @@ const WARNINGS: [&str; 14] = [
     "enlarged",
     "replacement-character",
     "role-order",
+    "rotated",
     "shortened",
     "transparent",
-    "turned",
     "unread-key",
 ];
 

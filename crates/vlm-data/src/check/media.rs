@@ -138,7 +138,7 @@ impl<R> Check<'_, R> {
         }
         if header.is_turned() {
             notes.push((
-                "turned",
+                "rotated",
                 "EXIF rotates it upright, as transformers does; qwen-vl-utils, LLaMA-Factory and \
                  ms-swift do not. Boxes must refer to the rotated picture"
                     .to_owned(),

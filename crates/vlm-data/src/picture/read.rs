@@ -63,7 +63,7 @@ pub struct ReadOptions {
 /// The fault of a file that is cut off, and that of a JPEG.
 pub(super) const CUT: &str = "it is truncated; copy it again";
 pub(super) const TRUNCATED: &str =
-    "it is truncated; copy it again, or read what there is with `allow_truncated`";
+    "it is truncated; copy it again, or read its first part with `allow_truncated`";
 
 /// Bytes that are read for a header, and the factor if they do not suffice.
 const HEADER_BYTES: u64 = 16 << 10;

@@ -199,8 +199,10 @@ pub enum RecordProblem {
     },
     /// Different numbers of marks and files.
     #[error(
-        "the text has {marks} marks {mark} for {files} files; \
-         write one mark for each file, in order, or remove the files"
+        "the text has {}, the record lists {}; write one {mark} for each file, in order, or \
+         remove the files",
+        counted(*marks, &format!("{mark} placeholder")),
+        counted(*files, mark.trim_matches(['<', '>']))
     )]
     MarkCount {
         /// `<image>` or `<video>`.
@@ -212,8 +214,7 @@ pub enum RecordProblem {
     },
     /// A picture or video mark in an answer or in the system's text.
     #[error(
-        "message {message} holds a picture or video and is of the role {role}; \
-         pictures belong to a user or a tool"
+        "message {message} ({role}) contains a picture or video; only user and tool messages may"
     )]
     MediaNotFromUser {
         /// The message, from 1.
@@ -260,7 +261,7 @@ pub enum RecordProblem {
         address: String,
     },
     /// A picture whose text is not valid base64.
-    #[error("{key} is no base64: {detail}")]
+    #[error("{key} is not base64: {detail}")]
     Base64 {
         /// The path of the key.
         key: String,
@@ -280,7 +281,11 @@ pub enum RecordProblem {
         video: usize,
     },
     /// Different numbers of marks and values of boxes or names.
-    #[error("the text has {marks} marks {mark} for {values} values in objects.{key}")]
+    #[error(
+        "the text has {}, objects.{key} has {}",
+        counted(*marks, &format!("{mark} placeholder")),
+        counted(*values, "value")
+    )]
     ObjectCount {
         /// `<bbox>` or `<ref-object>`.
         mark: &'static str,
@@ -385,8 +390,12 @@ pub enum RecordProblem {
     },
     /// A conversation longer than the token limit.
     #[error(
-        "{tokens} tokens exceed max_tokens = {max_tokens}, also without the {dropped} turns that \
-         may be dropped; raise the limit, or give the pictures fewer pixels"
+        "the sample has {tokens} tokens{}, the limit is {max_tokens} (`max_tokens`); raise it, or \
+         give the pictures fewer pixels",
+        match dropped {
+            0 => String::new(),
+            _ => format!(" even without {}", counted(*dropped, "dropped turn")),
+        }
     )]
     TooLong {
         /// The tokens of the shortest form.
@@ -418,6 +427,10 @@ impl TextError {
             _ => false,
         }
     }
+}
+
+fn counted(number: usize, name: &str) -> String {
+    format!("{number} {name}{}", if number == 1 { "" } else { "s" })
 }
 
 /// At most eight names.

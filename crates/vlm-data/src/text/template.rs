@@ -624,7 +624,7 @@ fn json(value: &Value, depth: usize) -> Result<Json, Error> {
             }
             Json::Object(pairs)
         }
-        kind => return Err(refused(format!("{kind} is no JSON"))),
+        kind => return Err(refused(format!("{kind} is not JSON"))),
     })
 }
 

@@ -261,7 +261,8 @@ fn check_merges(path: &Path, vocab: &HashMap<String, u32>, merges: &[(&str, &str
         merged.push_str(right);
         for token in [*left, *right, merged.as_str()] {
             if !vocab.contains_key(token) {
-                let reason = format!("merge {left:?} {right:?} needs {token:?}, which is no token");
+                let reason =
+                    format!("merge {left:?} {right:?} needs {token:?}, which is not a token");
                 return Err(refused(path, reason));
             }
         }

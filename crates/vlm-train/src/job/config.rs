@@ -76,7 +76,7 @@ pub struct DataOptions {
     #[serde(skip)]
     pub val: Vec<PathBuf>,
 
-    /// Hold out this share of --data (below 1), or this number of records, for the validation loss
+    /// Fraction (below 1) or number of the records of --data to hold out for the validation loss
     #[arg(long, value_name = "SHARE", conflicts_with = "val", value_parser = held_out)]
     #[serde(skip)]
     pub split_validation: Option<HeldOut>,
@@ -111,33 +111,34 @@ pub struct BatchOptions {
     #[serde(skip)]
     pub epochs: u64,
 
-    /// Steps, each over one batch
+    /// Number of optimizer steps, instead of --epochs
     #[arg(long, value_parser = count_in(1..=100_000_000))]
     #[serde(skip)]
     pub steps: Option<usize>,
 
-    /// Conversations per batch, whatever its cut
+    /// Conversations per optimizer step
     #[arg(long, default_value_t = 8, value_parser = count_in(1..=1_000_000))]
     pub batch: usize,
 
-    /// Tokens per batch, without padding, instead of --batch
+    /// Tokens per optimizer step, without padding, instead of --batch
     #[arg(long, value_name = "TOKENS", conflicts_with = "batch")]
     #[arg(value_parser = count_in(1..=1_073_741_824))]
     pub batch_tokens: Option<usize>,
 
-    /// Most tokens per micro-batch
+    /// Maximum tokens per micro-batch
     #[arg(long, value_name = "TOKENS", default_value_t = 4096)]
     #[arg(value_parser = count_in(1..=16_777_216))]
     #[serde(skip)]
     pub micro_tokens: usize,
 
-    /// Samples end to end in one row, or in padded rows
-    #[arg(long, value_enum, default_value_t = CutChoice::Packed)]
+    /// Pack samples into one row, or pad them
+    #[arg(long = "batching", alias = "cut", value_name = "BATCHING")]
+    #[arg(value_enum, default_value_t = CutChoice::Packed)]
     #[serde(skip)]
     pub cut: CutChoice,
 
-    /// Divisor of losses: the tokens of the whole batch, or micro-batches (each by its tokens, then
-    /// their mean, as in transformers)
+    /// How to average the loss: over all labelled tokens, or as the mean of the means of
+    /// micro-batches (transformers' rule)
     #[arg(long, value_enum, default_value_t = RuleChoice::Tokens)]
     pub loss_rule: RuleChoice,
 
@@ -156,7 +157,8 @@ pub struct TrainedOptions {
     #[arg(conflicts_with_all = ["rank", "alpha", "dropout", "rslora", "targets", "adapter", "full_parts"])]
     pub full: bool,
 
-    /// Parts of the model to train, separated by commas [default: decoder]
+    /// Parts of the model to train, comma-separated: vision tower, merger (projector), decoder
+    /// [default: decoder]
     #[arg(long, value_enum, value_delimiter = ',')]
     pub parts: Vec<PartChoice>,
 
@@ -188,12 +190,12 @@ pub struct TrainedOptions {
     #[serde(skip)]
     pub any_base: bool,
 
-    /// Rank of the adapters [default: 8]
+    /// LoRA rank of the adapters [default: 8]
     #[arg(long, value_parser = count_in(1..=65_536))]
     pub rank: Option<usize>,
 
-    /// Adapters are scaled by alpha / rank, with --rslora alpha / sqrt(rank) [default: twice the
-    /// rank]
+    /// LoRA alpha: adapters are scaled by alpha / rank, or alpha / sqrt(rank) with --rslora [default:
+    /// twice the rank]
     #[arg(long)]
     pub alpha: Option<f64>,
 
@@ -227,20 +229,20 @@ pub struct OptimizerOptions {
     #[arg(long, value_name = "RATE")]
     pub tower_rate: Option<f64>,
 
-    /// Learning rate of the merger [default: --learning-rate]
-    #[arg(long, value_name = "RATE")]
+    /// Learning rate of the merger (projector) [default: --learning-rate]
+    #[arg(long, alias = "projector-rate", value_name = "RATE")]
     pub merger_rate: Option<f64>,
 
     /// Decay of the learning rate
     #[arg(long, value_enum, default_value_t = ScheduleChoice::Cosine)]
     pub schedule: ScheduleChoice,
 
-    /// Share of the steps for the warm-up
+    /// Warm-up, as a fraction of all steps
     #[arg(long, value_name = "SHARE", default_value_t = 0.03, value_parser = share)]
     #[serde(skip)]
     pub warmup: f64,
 
-    /// Steps of warm-up [default: --warmup]
+    /// Warm-up in steps, instead of --warmup
     #[arg(long, value_name = "STEPS", conflicts_with = "warmup")]
     #[serde(skip)]
     pub warmup_steps: Option<usize>,
@@ -250,7 +252,7 @@ pub struct OptimizerOptions {
     #[serde(skip)]
     pub decay_steps: Option<usize>,
 
-    /// Least learning rate after decay, as a share of the peak
+    /// Final learning rate, as a fraction of the peak
     #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = share)]
     pub least_rate: f64,
 
@@ -258,7 +260,7 @@ pub struct OptimizerOptions {
     #[arg(long, num_args = 2, value_names = ["FIRST", "SECOND"], default_values_t = [0.9, 0.999])]
     pub betas: Vec<f64>,
 
-    /// Number added to the root of the second moment
+    /// Number added to the square root of the second moment
     #[arg(long, default_value_t = 1e-8)]
     pub epsilon: f64,
 
@@ -270,12 +272,12 @@ pub struct OptimizerOptions {
     #[arg(long, default_value_t = 1.0)]
     pub max_norm: f64,
 
-    /// Type of weights and activations; adapters, masters and moments are f32
+    /// Type of weights and activations; adapters, master weights and moments are f32
     #[arg(long, value_enum, default_value_t = Precision::F32)]
     pub precision: Precision,
 
-    /// Update 16-bit weights in place, without f32 masters
-    #[arg(long)]
+    /// Update 16-bit weights in place, without f32 master weights
+    #[arg(long = "no-master-weights", alias = "no-masters")]
     pub no_masters: bool,
 
     /// Seed of order, adapters and dropout
@@ -325,8 +327,8 @@ pub struct OutputOptions {
     #[serde(skip)]
     pub patience: Option<usize>,
 
-    /// Answer the first NUMBER conversations of the validation data, else of --data, before the first step, after
-    /// each validation and at the end
+    /// Generate answers to the first NUMBER conversations (of the validation data if there are any):
+    /// before step 1, after each validation and at the end
     #[arg(long, value_name = "NUMBER", default_value_t = 0)]
     #[arg(value_parser = count_in(0..=1000))]
     #[serde(skip)]
@@ -373,6 +375,7 @@ pub enum CutChoice {
 #[expect(missing_docs, reason = "names that --help lists in one line")]
 pub enum PartChoice {
     Tower,
+    #[value(alias = "projector")]
     Merger,
     Decoder,
 }

@@ -25,7 +25,7 @@ pub struct RecordOptions {
     #[serde(serialize_with = "format_text")]
     pub format: Format,
 
-    /// Most tokens per conversation
+    /// Maximum tokens per conversation
     #[arg(long, value_name = "N", value_parser = count_in(1..=MAX_TOKENS))]
     pub max_tokens: Option<usize>,
 
@@ -42,12 +42,12 @@ pub struct RecordOptions {
     #[arg(long)]
     pub allow_truncated: bool,
 
-    /// Largest area of a resized picture in pixels [default: the folder's]
+    /// Maximum pixels of a resized picture [default: the folder's]
     #[arg(long, value_name = "PIXELS", value_parser = clap::value_parser!(u64).range(1..=1 << 40))]
     pub max_pixels: Option<u64>,
 
-    /// Largest area of a resized video frame in pixels; for Qwen3-VL, Qwen3.5 and GLM-4.1V of all
-    /// frames together [default: the folder's]
+    /// Maximum pixels of a resized video frame; for Qwen3-VL, Qwen3.5 and GLM-4.1V of all frames
+    /// together [default: the folder's]
     #[arg(long, value_name = "PIXELS", value_parser = clap::value_parser!(u64).range(1..=1 << 40))]
     pub video_max_pixels: Option<u64>,
 

@@ -67,7 +67,7 @@ pub enum RendezvousError {
         reason: String,
     },
     /// Other hosts did not connect.
-    #[error("hosts {missing} did not come to the rendezvous within {seconds} s; start them all")]
+    #[error("hosts {missing} did not connect within {seconds} s; start them all")]
     Missing {
         /// The numbers of the missing hosts.
         missing: String,

@@ -449,7 +449,7 @@ mod tests {
         };
         other.meet().expect_err("refused");
         let missing = waiting.join().expect("no panic").expect_err("alone");
-        let says = "hosts 1 (refused: it is one of 3 hosts, host 0 of 2) did not come";
+        let says = "hosts 1 (refused: it is one of 3 hosts, host 0 of 2) did not connect";
         assert!(missing.to_string().contains(says), "{missing}");
     }
 

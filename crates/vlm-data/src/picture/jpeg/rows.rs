@@ -39,7 +39,7 @@ impl Upsampling {
         });
         let [Some(across), Some(down)] = ratio else {
             return Err(fault(format!(
-                "its sampling of {factors:?} to {largest:?} is no whole ratio"
+                "its sampling of {factors:?} to {largest:?} is not a whole ratio"
             )));
         };
         Ok(match [across, down] {

@@ -262,7 +262,7 @@ impl<'a> Header<'a> {
                 marker::DQT => self.quantization(contents)?,
                 marker::DRI => match *contents {
                     [high, low] => self.restart = usize::from(u16::from_be_bytes([high, low])),
-                    _ => return Err(fault("its restart interval is no number of 16 bits")),
+                    _ => return Err(fault("its restart interval is not a number of 16 bits")),
                 },
                 marker::SOS => return self.scan(contents).map(Next::Scan),
                 marker::APP0..=marker::APP15 => self.application(code, contents),

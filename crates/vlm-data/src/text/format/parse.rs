@@ -539,7 +539,7 @@ fn tools(record: &Json) -> Result<Option<Json>> {
             Json::parse(text.as_bytes()).map_err(|error| RecordProblem::Value {
                 key: "tools".to_owned(),
                 expected: "a list of tools",
-                found: format!("text that is no JSON ({error})"),
+                found: format!("text that is not JSON ({error})"),
             })?
         }
         Some(tools) => tools.clone(),

@@ -272,9 +272,10 @@ impl<R: BufRead> Records<R> {
                         self.state = State::Done;
                         return Err(TextError::Stream {
                             line,
-                            reason: "a JSON object over several lines is no data file; write each \
+                            reason:
+                                "a JSON object over several lines is not a data file; write each \
                                      record on one line, or all as one array"
-                                .to_owned(),
+                                    .to_owned(),
                         });
                     }
                     RecordProblem::Json {

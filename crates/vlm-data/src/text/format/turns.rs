@@ -436,7 +436,7 @@ fn tool_call(call: &Json, key: &str) -> Result<Json> {
             Json::parse(text.as_bytes()).map_err(|error| RecordProblem::Value {
                 key: key.to_owned(),
                 expected,
-                found: format!("text that is no JSON ({error})"),
+                found: format!("text that is not JSON ({error})"),
             })?
         }
         call => call.clone(),
