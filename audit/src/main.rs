@@ -4,7 +4,11 @@
 #[path = "../../crates/xtask/src/cargo.rs"]
 mod cargo;
 mod checkout;
+mod file;
 mod gpu_kernels;
+#[path = "../../crates/xtask/src/outcome.rs"]
+mod outcome;
+mod report;
 mod vendor_headers;
 mod vendor_operators;
 #[path = "../../crates/xtask/src/wheels.rs"]
@@ -69,14 +73,5 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    match outcome {
-        Ok(summary) => {
-            println!("{summary}");
-            ExitCode::SUCCESS
-        }
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    outcome::print(outcome)
 }

@@ -8,12 +8,12 @@ mod count;
 
 use std::collections::HashSet;
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde::Deserialize;
 
+use crate::file::{FileError, cannot_access};
 use crate::wheels::{self, WheelError};
 use compile::Compilers;
 use count::{Accesses, Counts};
@@ -30,8 +30,8 @@ const SUM_BYTES: usize = 4;
 pub(crate) enum KernelError {
     #[error(transparent)]
     Wheel(#[from] WheelError),
-    #[error("cannot access {}: {source}", path.display())]
-    File { path: PathBuf, source: io::Error },
+    #[error(transparent)]
+    File(#[from] FileError),
     #[error("cannot load NVRTC: {0}")]
     Load(#[from] libloading::Error),
     #[error("NVRTC refuses the kernel: {0}")]
@@ -47,12 +47,6 @@ pub(crate) enum KernelError {
 }
 
 type Result<T> = std::result::Result<T, KernelError>;
-
-/// For `map_err`: the file that cannot be accessed.
-fn cannot_access(path: &Path) -> impl FnOnce(io::Error) -> KernelError {
-    let path = path.to_path_buf();
-    move |source| KernelError::File { path, source }
-}
 
 /// A launch, as `audit/cuda-source` lists it.
 #[derive(Deserialize)]

@@ -122,7 +122,7 @@ impl Harness {
 
     /// Runs clang over a unit without making code.
     fn check(&self, architecture: u32, unit: &Path, more: &[&str]) -> Result<Output> {
-        Command::new(&self.clang)
+        let output = Command::new(&self.clang)
             .arg(format!("@{}", self.work.join("options").display()))
             .arg(format!("-D__NPU_ARCH__={architecture}"))
             .arg("-I")
@@ -130,8 +130,8 @@ impl Harness {
             .args(["-ferror-limit=0", "-fno-caret-diagnostics"])
             .args(more)
             .arg(unit)
-            .output()
-            .map_err(cannot_access(Path::new(&self.clang)))
+            .output();
+        Ok(output.map_err(cannot_access(Path::new(&self.clang)))?)
     }
 
     /// Compiles every entry point of the kernels for an architecture. The names that the harness

@@ -10,11 +10,12 @@ mod counts;
 mod faults;
 mod suites;
 
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde::Serialize;
 
+use crate::file::{FileError, cannot_access};
+use crate::report::judge;
 use compile::{Compiled, Harness};
 use counts::TileRow;
 pub(crate) use counts::{WORD as LAUNCH, launch};
@@ -85,8 +86,8 @@ pub(crate) enum VendorError {
     NoHeaders(PathBuf),
     #[error("no clang 15 or later, tried {tried}: `apt install clang-15`, or set CLANG")]
     NoClang { tried: String },
-    #[error("cannot access {}: {source}", path.display())]
-    File { path: PathBuf, source: io::Error },
+    #[error(transparent)]
+    File(#[from] FileError),
     #[error("the path {} holds white space, at which CXXFLAGS is cut: use another", .0.display())]
     Space(PathBuf),
     #[error("dav-{architecture}: {count} errors, of which the first is\n{first}")]
@@ -107,12 +108,6 @@ pub(crate) enum VendorError {
 }
 
 type Result<T> = std::result::Result<T, VendorError>;
-
-/// For `map_err`: the file that cannot be accessed.
-fn cannot_access(path: &Path) -> impl FnOnce(io::Error) -> VendorError {
-    let path = path.to_path_buf();
-    move |source| VendorError::File { path, source }
-}
 
 /// What was shown.
 #[derive(Serialize)]
@@ -158,19 +153,8 @@ pub(crate) fn run(options: &Options) -> Result<String> {
         })?;
         report.faults.extend(faults);
     }
-    let text = if options.json {
-        serde_json::to_string_pretty(&report)
-            .map_err(|error| VendorError::Failed(error.to_string()))?
-    } else {
-        report.tables()
-    };
-    match report.failures().as_slice() {
-        [] => Ok(text),
-        failures => {
-            println!("{text}");
-            Err(VendorError::Failed(failures.join("; ")))
-        }
-    }
+    let tables = (!options.json).then(|| report.tables());
+    judge(&report, tables, &report.failures()).map_err(VendorError::Failed)
 }
 
 impl Report {

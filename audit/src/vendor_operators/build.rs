@@ -654,7 +654,7 @@ fn files_below(folder: &Path) -> Result<Vec<PathBuf>> {
 
 fn output_of(command: &mut Command) -> Result<Output> {
     let name = command.get_program().to_owned();
-    command.output().map_err(cannot_access(Path::new(&name)))
+    Ok(command.output().map_err(cannot_access(Path::new(&name)))?)
 }
 
 /// What a command prints, if it succeeds.

@@ -18,12 +18,13 @@ mod faults;
 mod replay;
 
 use std::collections::BTreeMap;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use rope_ascend::aclnn::OPERATORS;
 use serde::Serialize;
 
+use crate::file::{FileError, cannot_access};
+use crate::report::judge;
 pub(crate) use ask::{WORD as ASK, answer};
 use build::{Builder, Library};
 use compare::Comparison;
@@ -116,8 +117,8 @@ pub(crate) enum VendorError {
     NoCompiler(String),
     #[error("no nlohmann/json.hpp: `apt install nlohmann-json3-dev`")]
     NoJson,
-    #[error("cannot access {}: {source}", path.display())]
-    File { path: PathBuf, source: io::Error },
+    #[error(transparent)]
+    File(#[from] FileError),
     #[error("{} does not compile: {first}", source_file.display())]
     Compile { source_file: PathBuf, first: String },
     #[error(
@@ -133,12 +134,6 @@ pub(crate) enum VendorError {
 }
 
 type Result<T> = std::result::Result<T, VendorError>;
-
-/// For `map_err`: the file that cannot be accessed.
-fn cannot_access(path: &Path) -> impl FnOnce(io::Error) -> VendorError {
-    let path = path.to_path_buf();
-    move |source| VendorError::File { path, source }
-}
 
 /// What was shown.
 #[derive(Serialize)]
@@ -193,19 +188,8 @@ pub(crate) fn run(options: &Options) -> Result<String> {
             eprintln!("{}: {}", row.fault, row.words());
         })?;
     }
-    let text = if options.json {
-        serde_json::to_string_pretty(&report)
-            .map_err(|error| VendorError::Failed(error.to_string()))?
-    } else {
-        report.tables()
-    };
-    match report.failures().as_slice() {
-        [] => Ok(text),
-        failures => {
-            println!("{text}");
-            Err(VendorError::Failed(failures.join("; ")))
-        }
-    }
+    let tables = (!options.json).then(|| report.tables());
+    judge(&report, tables, &report.failures()).map_err(VendorError::Failed)
 }
 
 fn sweep(builder: &Builder, library: &Library, soc: Soc, chosen: &[String]) -> Result<Sweep> {

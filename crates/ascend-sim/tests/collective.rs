@@ -250,7 +250,7 @@ fn what_the_ranks_call_must_agree() {
         let count = 3 + u64::from(rank.rank);
         assert_eq!(rank.all_reduce(memory, count, FP32, SUM), 0);
         assert_eq!(rank.synchronize(), DIFFER);
-        assert!(recent_message().contains("rank 0 calls HcclAllReduce of 3 F32"));
+        assert!(recent_message().contains("rank 0 calls HcclAllReduce of 3 Float"));
         rank.free(memory);
     });
     let found = control::take_violations();
@@ -310,15 +310,15 @@ fn wrong_calls_are_refused() {
         refused(
             call(memory, 1, INT16, PROD),
             5,
-            "does not combine I16 by Product",
+            "does not combine Int16 by Product",
         );
         refused(
             call(memory, 1, BF16, PROD),
             5,
             "does not combine Bf16 by Product",
         );
-        refused(call(memory, 1, UINT8, SUM), 5, "does not combine U8");
-        refused(call(memory, 1, FP64, SUM), 5, "does not combine F64");
+        refused(call(memory, 1, UINT8, SUM), 5, "does not combine Uint8");
+        refused(call(memory, 1, FP64, SUM), 5, "does not combine Double");
         let (comm, stream) = (rank.comm, rank.stream);
         // SAFETY: wrong calls are errors.
         unsafe {

@@ -177,3 +177,23 @@ pub enum AttentionError {
         rows: usize,
     },
 }
+
+/// # Errors
+/// [`AttentionError::Size`] if the sizes in `dimension` differ.
+pub(crate) fn equal(
+    [left, right]: [&'static str; 2],
+    dimension: &'static str,
+    left_size: usize,
+    right_size: usize,
+) -> Result<()> {
+    if left_size == right_size {
+        return Ok(());
+    }
+    Err(AttentionError::Size {
+        left,
+        right,
+        dimension,
+        left_size,
+        right_size,
+    })
+}

@@ -1,9 +1,7 @@
 //! Backward passes that start from a gradient, and tensors that stand for others.
 
 use burn::backend::autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
-use burn::backend::{
-    AutodiffBackend, Backend, Dispatch, TensorMetadata, backend_extension, tensor::FloatTensor,
-};
+use burn::backend::{AutodiffBackend, Backend, Dispatch, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::module::linear;
 use burn::tensor::{Gradients, Shape, Tensor};
 use burn_fused::{node, parts};
@@ -11,44 +9,40 @@ use burn_fused::{node, parts};
 use crate::attention::Bias;
 use crate::backends;
 
-/// Scalars whose backward starts from a gradient, and a tensor that stands for another.
-#[backend_extension(
-    Flex: cfg(feature = "flex"),
-    Cube: cfg(feature = "cube"),
-    Remote: cfg(feature = "remote"),
-    Autodiff
-)]
-trait SourceOps: Backend {
-    /// Returns any number; for the backward it is (output * gradient).sum().
-    fn gradient_source(
-        output: FloatTensor<Self>,
-        gradient: FloatTensor<Self>,
-    ) -> FloatTensor<Self> {
-        let _of_backward = gradient;
-        any_number::<Self>(&output)
-    }
+operation! {
+    /// Scalars whose backward starts from a gradient, and a tensor that stands for another.
+    trait SourceOps {
+        /// Returns any number; for the backward it is (output * gradient).sum().
+        fn gradient_source(
+            output: FloatTensor<Self>,
+            gradient: FloatTensor<Self>,
+        ) -> FloatTensor<Self> {
+            let _of_backward = gradient;
+            any_number::<Self>(&output)
+        }
 
-    /// As the source of x weight + bias, which is not computed.
-    fn product_source(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        #[extension_type] bias: Bias<Self>,
-        gradient: FloatTensor<Self>,
-    ) -> FloatTensor<Self> {
-        let _of_backward = (weight, bias, gradient);
-        any_number::<Self>(&x)
-    }
+        /// As the source of x weight + bias, which is not computed.
+        fn product_source(
+            x: FloatTensor<Self>,
+            weight: FloatTensor<Self>,
+            #[extension_type] bias: Bias<Self>,
+            gradient: FloatTensor<Self>,
+        ) -> FloatTensor<Self> {
+            let _of_backward = (weight, bias, gradient);
+            any_number::<Self>(&x)
+        }
 
-    /// Returns one of two numbers; for the backward it is their sum.
-    fn both_sources(first: FloatTensor<Self>, second: FloatTensor<Self>) -> FloatTensor<Self> {
-        let _of_backward = second;
-        first
-    }
+        /// Returns one of two numbers; for the backward it is their sum.
+        fn both_sources(first: FloatTensor<Self>, second: FloatTensor<Self>) -> FloatTensor<Self> {
+            let _of_backward = second;
+            first
+        }
 
-    /// Returns the value; its gradient becomes that of x.
-    fn stand_in(x: FloatTensor<Self>, value: FloatTensor<Self>) -> FloatTensor<Self> {
-        let _of_backward = x;
-        value
+        /// Returns the value; its gradient becomes that of x.
+        fn stand_in(x: FloatTensor<Self>, value: FloatTensor<Self>) -> FloatTensor<Self> {
+            let _of_backward = x;
+            value
+        }
     }
 }
 

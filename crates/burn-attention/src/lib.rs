@@ -5,6 +5,9 @@
     allow(unused_variables)
 )]
 
+#[macro_use]
+mod operation;
+
 mod adamw;
 mod adapter;
 mod attention;
@@ -28,7 +31,8 @@ pub use adapter::{
     wide_linear, wide_linear_source,
 };
 pub use attention::{
-    Attention, AttentionMask, AttentionOp, AttentionOps, Bias, Kept, MaskRules, Pattern, Window,
+    Attention, AttentionGradients, AttentionMask, AttentionOp, AttentionOps, Bias, Kept, MaskRules,
+    Pattern, Window,
 };
 pub use burn_fused::{Implementation, OpError};
 pub use cross_entropy::{CrossEntropy, CrossEntropyOp, CrossEntropyOps, IGNORED};

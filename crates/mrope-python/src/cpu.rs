@@ -214,32 +214,40 @@ pub(crate) fn head_norm((eps, unit_offset, after): Norm) -> Result<HeadNorm> {
     Ok(norm.with_order(order))
 }
 
+macro_rules! norm_operators {
+    ($($(#[$about:meta])* $name:ident($operand:ty): $typed:ident;)*) => {$(
+        $(#[$about])*
+        #[pyfunction]
+        #[expect(clippy::too_many_arguments, reason = "an operator's")]
+        pub(crate) fn $name(
+            py: Python<'_>,
+            q: $operand,
+            k: Option<$operand>,
+            angles: Tensor,
+            norm: Norm,
+            geometry: &str,
+            layout: &str,
+            threads: usize,
+        ) -> PyResult<()> {
+            let (call, norm) = (Call::new(geometry, layout, threads)?, head_norm(norm)?);
+            py.detach(|| {
+                let dtype = q.0.dtype.clone();
+                for_element!(&dtype[..], $typed(&call, &norm, &q, k.as_ref(), &angles))
+            })?;
+            Ok(())
+        }
+    )*};
+}
+
+norm_operators! {
+    /// Normalises each head of q, and of k, and rotates it.
+    norm_rotate(NormPair): norm_rotate_as;
+    /// The backward of [`norm_rotate`].
+    norm_rotate_backward(NormGradients): norm_rotate_backward_as;
+}
+
 /// Input, result and weight.
 pub(crate) type NormPair = (Tensor, Tensor, Option<Tensor>);
-
-/// Normalises each head of q, and of k, and rotates it.
-#[pyfunction]
-#[expect(clippy::too_many_arguments, reason = "an operator's")]
-pub(crate) fn norm_rotate(
-    py: Python<'_>,
-    q: NormPair,
-    k: Option<NormPair>,
-    angles: Tensor,
-    norm: Norm,
-    geometry: &str,
-    layout: &str,
-    threads: usize,
-) -> PyResult<()> {
-    let (call, norm) = (Call::new(geometry, layout, threads)?, head_norm(norm)?);
-    py.detach(|| {
-        let dtype = q.0.dtype.clone();
-        for_element!(
-            &dtype[..],
-            norm_rotate_as(&call, &norm, &q, k.as_ref(), &angles)
-        )
-    })?;
-    Ok(())
-}
 
 fn norm_rotate_as<E: Element<Acc: Computed>>(
     call: &Call,
@@ -265,30 +273,6 @@ fn norm_rotate_as<E: Element<Acc: Computed>>(
 
 /// Input, gradient of the result, gradient of the input, weight and the gradient of the weight.
 pub(crate) type NormGradients = (Tensor, Tensor, Tensor, Option<Tensor>, Option<Tensor>);
-
-/// The backward of [`norm_rotate`].
-#[pyfunction]
-#[expect(clippy::too_many_arguments, reason = "an operator's")]
-pub(crate) fn norm_rotate_backward(
-    py: Python<'_>,
-    q: NormGradients,
-    k: Option<NormGradients>,
-    angles: Tensor,
-    norm: Norm,
-    geometry: &str,
-    layout: &str,
-    threads: usize,
-) -> PyResult<()> {
-    let (call, norm) = (Call::new(geometry, layout, threads)?, head_norm(norm)?);
-    py.detach(|| {
-        let dtype = q.0.dtype.clone();
-        for_element!(
-            &dtype[..],
-            norm_rotate_backward_as(&call, &norm, &q, k.as_ref(), &angles)
-        )
-    })?;
-    Ok(())
-}
 
 fn norm_rotate_backward_as<E: Element<Acc: Computed>>(
     call: &Call,

@@ -26,6 +26,14 @@ TOKENS = {
     "vision_start_token_id": START,
     "vision_end_token_id": END,
 }
+VISION = {
+    "depth": 2,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_heads": 2,
+    "patch_size": 4,
+    "out_hidden_size": 32,
+}
 QWEN_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
 
 
@@ -41,32 +49,14 @@ def qwen2_vl():
 
 
 def qwen2_5_vl():
-    vision = {
-        "depth": 2,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_heads": 2,
-        "patch_size": 4,
-        "out_hidden_size": 32,
-        "window_size": 16,
-        "fullatt_block_indexes": [1],
-    }
+    vision = {**VISION, "window_size": 16, "fullatt_block_indexes": [1]}
     text = {**TEXT, "rope_parameters": QWEN_ROPE}
     config = hf.Qwen2_5_VLConfig(text_config=text, vision_config=vision, **TOKENS)
     return hf.Qwen2_5_VLForConditionalGeneration(config)
 
 
 def qwen3_vl():
-    vision = {
-        "depth": 2,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_heads": 2,
-        "patch_size": 4,
-        "out_hidden_size": 32,
-        "num_position_embeddings": 16,
-        "deepstack_visual_indexes": [0],
-    }
+    vision = {**VISION, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
     text = {**TEXT, "head_dim": 8, "rope_parameters": {**QWEN_ROPE, "mrope_interleaved": True}}
     text["rope_parameters"]["mrope_section"] = [2, 1, 1]
     config = hf.Qwen3VLConfig(text_config=text, vision_config=vision, **TOKENS)

@@ -11,7 +11,7 @@ pub type Result<T> = std::result::Result<T, FileError>;
 #[error("cannot {action} {}: {cause}", path.display())]
 #[non_exhaustive]
 pub struct FileError {
-    /// `read` or `write`.
+    /// `read`, `write`, or what the caller did.
     pub action: &'static str,
     /// The file or folder.
     pub path: PathBuf,
@@ -49,6 +49,9 @@ pub enum Cause {
     /// An error of the system.
     #[error("{0}")]
     System(#[from] io::Error),
+    /// A cause found by the caller, such as a parser's message.
+    #[error("{0}")]
+    Other(String),
 }
 
 impl FileError {
@@ -56,6 +59,19 @@ impl FileError {
     #[must_use]
     pub fn is_missing(&self) -> bool {
         matches!(&self.cause, Cause::System(error) if error.kind() == io::ErrorKind::NotFound)
+    }
+
+    /// For `map_err`: the error of a caller's action on a path.
+    pub fn during<E: std::fmt::Display>(
+        action: &'static str,
+        path: impl Into<PathBuf>,
+    ) -> impl FnOnce(E) -> Self {
+        let path = path.into();
+        move |cause| Self {
+            action,
+            path,
+            cause: Cause::Other(cause.to_string()),
+        }
     }
 
     /// For `map_err`: the error of an action on a path.
@@ -79,7 +95,7 @@ impl From<Cause> for io::Error {
             Cause::Irregular => io::ErrorKind::InvalidInput,
             Cause::TooLarge { .. } => io::ErrorKind::FileTooLarge,
             Cause::Memory { .. } => io::ErrorKind::OutOfMemory,
-            Cause::NotText { .. } => io::ErrorKind::InvalidData,
+            Cause::NotText { .. } | Cause::Other(_) => io::ErrorKind::InvalidData,
         };
         Self::new(kind, cause)
     }

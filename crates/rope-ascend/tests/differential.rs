@@ -8,7 +8,8 @@ use rope_ascend::rope::{AngleGradient, AngleRows, Heads, Operand, Rotation, Unit
 use rope_ascend::safe::{DeviceBuffer, DeviceMemory};
 use rope_core::{Direction, Geometry, HeadsLayout, Layout, Pairing, Strides};
 use support::{
-    At, Bench, Number, Numbers, angles, index, pair_channels, rotate_plainly, tolerance,
+    At, Bench, FEW_CORES, Number, Numbers, angles, index, on_each_pairing, pair_channels,
+    rotate_plainly, tolerance,
 };
 
 #[derive(Clone, Debug)]
@@ -407,25 +408,19 @@ fn sizes_by_cube() {
 
 #[test]
 fn on_dav_3510() {
-    let bench = Bench::new(ascend_sim::Machine::ascend_950());
-    for pairing in PAIRINGS {
-        run_all(
-            &bench,
-            &Case {
-                head_dim: 72,
-                channels: 0..72,
-                ..Case::plain(pairing)
-            },
-        );
-        run_all(
-            &bench,
-            &Case {
-                in_place: false,
-                ..Case::plain(pairing)
-            },
-        );
-    }
-    bench.finish();
+    on_each_pairing(ascend_sim::Machine::ascend_950(), |bench, pairing| {
+        let wide = Case {
+            head_dim: 72,
+            channels: 0..72,
+            ..Case::plain(pairing)
+        };
+        run_all(bench, &wide);
+        let apart = Case {
+            in_place: false,
+            ..Case::plain(pairing)
+        };
+        run_all(bench, &apart);
+    });
 }
 
 /// Few cores, so that each has whole batches, full tiles and several tokens: with 40 cores the
@@ -441,22 +436,13 @@ fn on_few_cores(machine: ascend_sim::Machine, vector_cores: u32) {
             (Layout::Bsnd, false),
             (Layout::Bnsd, false),
         ] {
-            for (head_dim, channels, heads, seq, batch) in [
-                // Fewer tokens than parts of the heads, which do not divide 15 heads evenly.
-                (64, 0..64, [13, 2], 3, 1),
-                // The cores' shares end within a batch, and tiles within a share.
-                (64, 0..64, [5, 2], 37, 3),
-                // More channels pass through than are rotated.
-                (256, 0..64, [4, 2], 37, 2),
-                // Rows of angles that are no whole blocks.
-                (20, 0..12, [5, 2], 37, 3),
-            ] {
+            for (head_dim, rotary_dim, heads, seq, batch) in FEW_CORES {
                 let case = Case {
                     batch,
                     seq,
                     heads,
                     head_dim,
-                    channels,
+                    channels: 0..rotary_dim,
                     layout,
                     in_place,
                     ..Case::plain(pairing)

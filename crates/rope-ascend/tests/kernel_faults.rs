@@ -29,7 +29,7 @@ use rope_core::{Direction, Geometry, HeadNorm, HeadsLayout, Layout, NormOrder, P
 use support::layer::{self, Case as LayerCase};
 use support::norm::{Case as NormCase, run as run_norm, run_into as run_norm_into};
 use support::rotate_plainly;
-use support::{At, Bench, Number, Numbers, angles, index, kernel_names, pair_channels};
+use support::{At, Bench, FEW_CORES, Number, Numbers, angles, index, kernel_names, pair_channels};
 
 /// Read by `rope_fault`.
 const VARIABLE: &str = "ROPE_FAULT";
@@ -764,12 +764,7 @@ fn try_two_cores(binary: &[u8]) -> Found {
         ..Machine::default()
     };
     for (layout, in_place) in [(Layout::Bnsd, true), (Layout::Bsnd, false)] {
-        for (head_dim, rotary_dim, heads, seq, batch) in [
-            (64, 64, [13, 2], 3, 1),
-            (64, 64, [5, 2], 37, 3),
-            (256, 64, [4, 2], 37, 2),
-            (20, 12, [5, 2], 37, 3),
-        ] {
+        for (head_dim, rotary_dim, heads, seq, batch) in FEW_CORES {
             let trial = Trial {
                 layout,
                 in_place,

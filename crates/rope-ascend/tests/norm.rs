@@ -12,7 +12,7 @@ use rope_ascend::rope::{
 };
 use rope_core::{Geometry, HeadNorm, HeadsLayout, Layout, NormOrder, Pairing, RopeError};
 use support::norm::{Case, heads, weights};
-use support::{Bench, Number, angles};
+use support::{Bench, Number, angles, on_each_pairing};
 
 /// Compares forward and backward with f64 loops.
 fn run<T: Number>(bench: &Bench, case: &Case) {
@@ -145,19 +145,15 @@ fn sizes() {
 
 #[test]
 fn on_dav_3510() {
-    let bench = Bench::new(ascend_sim::Machine::ascend_950());
-    for pairing in PAIRINGS {
-        run_all(
-            &bench,
-            &Case {
-                head_dim: 72,
-                channels: 0..72,
-                in_place: false,
-                ..Case::plain(pairing)
-            },
-        );
-    }
-    bench.finish();
+    on_each_pairing(ascend_sim::Machine::ascend_950(), |bench, pairing| {
+        let case = Case {
+            head_dim: 72,
+            channels: 0..72,
+            in_place: false,
+            ..Case::plain(pairing)
+        };
+        run_all(bench, &case);
+    });
 }
 
 /// Two cores, each with tiles of more rows than one instruction adds up.

@@ -163,6 +163,17 @@ fn mrope<T: Acl>(axes: AxisLayout, pairing: Pairing) {
     });
 }
 
+/// Each is an error of a limit of the operator, found without a call of the operator.
+fn expect_limits<const N: usize>(errors: [(&str, AscendError); N]) {
+    for (expected, error) in errors {
+        let is_limit = matches!(error, AscendError::OperatorLimit { .. });
+        assert!(is_limit && error.to_string().contains(expected), "{error}");
+    }
+    let calls = control::calls();
+    let mut functions = calls.iter().map(|call| &call.function);
+    assert!(functions.all(|function| !function.starts_with("aclnn")));
+}
+
 #[test]
 fn npu_mrope_and_its_gradient() {
     mrope::<f32>(AxisLayout::Contiguous(vec![16, 24, 24]), Pairing::Half);
@@ -249,18 +260,7 @@ fn limits_of_npu_mrope_are_refused_before_the_call() {
             ("1, 3 or 4 axes", angles(64, 2, 0).unwrap_err()),
             ("positions below", angles(64, 3, 1 << 16).unwrap_err()),
         ];
-        for (expected, error) in attempts {
-            assert!(
-                matches!(error, AscendError::OperatorLimit { .. })
-                    && error.to_string().contains(expected),
-                "{error}"
-            );
-        }
-        assert!(
-            control::calls()
-                .iter()
-                .all(|call| !call.function.starts_with("aclnn"))
-        );
+        expect_limits(attempts);
     });
 }
 
@@ -456,19 +456,7 @@ fn limits_of_rotary_mul() {
                 attempt(&[1, 2, 8, 72], &[1, 1, 8, 72], Half, Bnsd),
             ),
         ];
-        for (expected, outcome) in cases {
-            let error = outcome.unwrap_err();
-            assert!(
-                matches!(error, AscendError::OperatorLimit { .. })
-                    && error.to_string().contains(expected),
-                "{error}"
-            );
-        }
-        assert!(
-            control::calls()
-                .iter()
-                .all(|call| !call.function.starts_with("aclnn"))
-        );
+        expect_limits(cases.map(|(expected, outcome)| (expected, outcome.unwrap_err())));
     });
 }
 

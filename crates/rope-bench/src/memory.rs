@@ -19,33 +19,35 @@ pub struct Model {
 
 /// The models whose memory is compared.
 pub const MODELS: [Model; 4] = [
-    Model {
-        name: "qwen2.5-vl-7b",
-        shape: QWEN2_5_VL_7B,
-        pairing: Pairing::Half,
-        axes: || AxisLayout::Contiguous(vec![16, 24, 24]),
-    },
-    Model {
-        name: "qwen3-vl-8b",
-        shape: QWEN3_VL_8B,
-        pairing: Pairing::Half,
-        axes: || AxisLayout::Striped(vec![24, 20, 20]),
-    },
-    Model {
-        name: "qwen3.5",
-        shape: QWEN3_5,
-        pairing: Pairing::Half,
-        axes: || AxisLayout::Striped(vec![11, 11, 10]),
-    },
-    Model {
-        name: "flux",
-        shape: FLUX,
-        pairing: Pairing::Adjacent,
-        axes: || AxisLayout::PerAxis(vec![8, 28, 28]),
-    },
+    Model::new("qwen2.5-vl-7b", QWEN2_5_VL_7B, Pairing::Half, || {
+        AxisLayout::Contiguous(vec![16, 24, 24])
+    }),
+    Model::new("qwen3-vl-8b", QWEN3_VL_8B, Pairing::Half, || {
+        AxisLayout::Striped(vec![24, 20, 20])
+    }),
+    Model::new("qwen3.5", QWEN3_5, Pairing::Half, || {
+        AxisLayout::Striped(vec![11, 11, 10])
+    }),
+    Model::new("flux", FLUX, Pairing::Adjacent, || {
+        AxisLayout::PerAxis(vec![8, 28, 28])
+    }),
 ];
 
 impl Model {
+    const fn new(
+        name: &'static str,
+        shape: Shape,
+        pairing: Pairing,
+        axes: fn() -> AxisLayout,
+    ) -> Self {
+        Self {
+            name,
+            shape,
+            pairing,
+            axes,
+        }
+    }
+
     /// True if the model normalises the heads of q and k.
     pub fn has_norm(&self) -> bool {
         [QWEN3_VL_8B, QWEN3_5].contains(&self.shape)

@@ -20,6 +20,23 @@ pub struct Shape {
 }
 
 impl Shape {
+    const fn new(
+        name: &'static str,
+        seq: usize,
+        [heads, kv_heads]: [usize; 2],
+        head_dim: usize,
+        rotary_dim: usize,
+    ) -> Self {
+        Self {
+            name,
+            seq,
+            heads,
+            kv_heads,
+            head_dim,
+            rotary_dim,
+        }
+    }
+
     /// The same model at another number of tokens.
     pub const fn at(self, seq: usize) -> Self {
         Self { seq, ..self }
@@ -55,44 +72,16 @@ impl Shape {
 }
 
 /// Qwen2.5-VL-7B: 28 heads of q, 4 of k.
-pub const QWEN2_5_VL_7B: Shape = Shape {
-    name: "Qwen2.5-VL-7B",
-    seq: 8192,
-    heads: 28,
-    kv_heads: 4,
-    head_dim: 128,
-    rotary_dim: 128,
-};
+pub const QWEN2_5_VL_7B: Shape = Shape::new("Qwen2.5-VL-7B", 8192, [28, 4], 128, 128);
 
 /// Qwen3-VL-8B: 160 MiB of q and k in f32, 80 MiB in 16 bits.
-pub const QWEN3_VL_8B: Shape = Shape {
-    name: "Qwen3-VL-8B",
-    seq: 8192,
-    heads: 32,
-    kv_heads: 8,
-    head_dim: 128,
-    rotary_dim: 128,
-};
+pub const QWEN3_VL_8B: Shape = Shape::new("Qwen3-VL-8B", 8192, [32, 8], 128, 128);
 
 /// Qwen3.5 as its configuration class has it by default: 64 of 256 channels turn.
-pub const QWEN3_5: Shape = Shape {
-    name: "Qwen3.5",
-    seq: 8192,
-    heads: 16,
-    kv_heads: 4,
-    head_dim: 256,
-    rotary_dim: 64,
-};
+pub const QWEN3_5: Shape = Shape::new("Qwen3.5", 8192, [16, 4], 256, 64);
 
 /// FLUX and Wan-like diffusion transformers, q and k of 24 heads each: `[1, 24, 28800, 128]`.
-pub const FLUX: Shape = Shape {
-    name: "FLUX",
-    seq: 28_800,
-    heads: 24,
-    kv_heads: 24,
-    head_dim: 128,
-    rotary_dim: 128,
-};
+pub const FLUX: Shape = Shape::new("FLUX", 28_800, [24, 24], 128, 128);
 
 /// Half the tokens of [`FLUX`], one tensor: what peers that rotate one tensor at a time are
 /// compared on.

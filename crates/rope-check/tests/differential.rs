@@ -12,6 +12,8 @@ use rope_core::{
     TokenAngles,
 };
 
+use crate::odd;
+
 const DIRECTIONS: [Direction; 2] = [Direction::Forward, Direction::Adjoint];
 
 /// The bits of the elements: equal bits are asked for where -0.0 and NaN must be distinguished too.
@@ -31,19 +33,7 @@ fn is_kernel(engine: &dyn Engine) -> bool {
 /// A case with `pairs` pairs whose other sizes, strides and places go through small and odd numbers
 /// along with it.
 fn case_of(pairs: usize, pairing: Pairing, per_channel: bool) -> Case {
-    let axes = if per_channel {
-        AxisLayout::PerChannel(vec![pairs / 3, pairs - pairs / 3])
-    } else {
-        AxisLayout::Single
-    };
-    let offset = pairs % 4;
-    let spec = RotarySpec::builder(offset + 2 * pairs + pairs % 3)
-        .rotary_dim(2 * pairs)
-        .rotary_offset(offset)
-        .pairing(pairing)
-        .axis_layout(axes)
-        .build()
-        .expect("a valid specification");
+    let spec = odd::spec(pairs, pairing, per_channel);
     let seq = [1, 2, 3, 4, 5, 7][pairs % 6];
     let positions = scattered_positions(spec.axis_count(), seq).expect("valid positions");
     Case {

@@ -3,4 +3,6 @@
 
 mod differential;
 mod dumps;
+#[path = "../../rope-core/tests/odd.rs"]
+mod odd;
 mod properties;

@@ -111,7 +111,10 @@ fn faults_of_the_data_are_known_before_step_1() {
     let (code, told) = with(&[]);
     assert_eq!(code, Some(1), "{told}");
     assert!(told.contains("5 of 13 records give no sample"), "{told}");
-    for (line, cause) in faults.iter().chain(&[("line 7", "the limit is 64 (--max-tokens)")]) {
+    for (line, cause) in faults
+        .iter()
+        .chain(&[("line 7", "the limit is 64 (--max-tokens)")])
+    {
         assert!(
             told.contains(line) && told.contains(cause),
             "{line} {cause}: {told}"

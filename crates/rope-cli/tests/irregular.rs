@@ -23,6 +23,9 @@ const TUNE: &str = "finetune model --data data.jsonl --batch 2 --steps 2 --rank 
 const RESUME: &str =
     "finetune model --data data.jsonl --batch 2 --steps 2 --rank 4 --out run --resume";
 const TRAIN: &str = "train --steps 1 --batch 2 --test-questions 2 --out demo";
+/// Files that would be read first.
+const TOKENIZER: &[&str] = &["model/tokenizer.json"];
+const WEIGHTS: &[&str] = &["model/model.safetensors"];
 const NO_FILE: &str = "it is not a regular file";
 const NO_CHECKPOINT: &str = "no complete checkpoint";
 const NOT_OURS: &str = "no run of mrope train wrote it|it is a folder; move it away";
@@ -38,18 +41,8 @@ const FILES: &[(&str, &[&str], &str, &str)] = &[
     ("model/config.json", &[], CHECK, NO_FILE),
     ("model/config.json", &[], TUNE, NO_FILE),
     ("model/tokenizer.json", &[], GENERATE, NO_FILE),
-    (
-        "model/vocab.json",
-        &["model/tokenizer.json"],
-        GENERATE,
-        NO_FILE,
-    ),
-    (
-        "model/merges.txt",
-        &["model/tokenizer.json"],
-        GENERATE,
-        NO_FILE,
-    ),
+    ("model/vocab.json", TOKENIZER, GENERATE, NO_FILE),
+    ("model/merges.txt", TOKENIZER, GENERATE, NO_FILE),
     ("model/tokenizer_config.json", &[], GENERATE, NO_FILE),
     ("model/chat_template.json", &[], GENERATE, NO_FILE),
     ("model/chat_template.jinja", &[], GENERATE, NO_FILE),
@@ -61,7 +54,7 @@ const FILES: &[(&str, &[&str], &str, &str)] = &[
     ("model/model.safetensors", &[], TUNE, NO_FILE),
     (
         "model/model.safetensors.index.json",
-        &["model/model.safetensors"],
+        WEIGHTS,
         GENERATE,
         NO_FILE,
     ),

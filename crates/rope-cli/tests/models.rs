@@ -9,6 +9,7 @@ use crate::program::{self, mrope, objects, says};
 use burn::module::Module;
 use burn::optim::AdamWConfig;
 use burn::tensor::{Device, Distribution, Tensor, TensorData};
+use plain_files::FileError;
 use rope_burn::Rotary;
 use rope_check::assert_is;
 use rope_core::position_ids::{PositionIds, PositionRules, Prompt, Rows, TokenIds, zigzag};
@@ -810,9 +811,9 @@ fn wrong_checkpoints_have_their_own_errors() {
     let error = config("qwen3_vl_tiny")
         .load(empty, &Device::flex())
         .expect_err("no weights");
-    assert_is!(error => VlmError::File { action: "read", .. });
+    assert_is!(error => VlmError::File(FileError { action: "read", .. }));
     let error = VlmConfig::from_folder(empty).expect_err("no configuration");
-    assert_is!(error => VlmError::File { action: "read", .. });
+    assert_is!(error => VlmError::File(FileError { action: "read", .. }));
 }
 
 /// Checkpoints of Qwen3.5 have one that predicts several tokens.

@@ -4,10 +4,12 @@
 use half::{bf16, f16};
 use rope_core::reference::{HeadMatrix, HeadRmsNorm};
 use rope_core::{
-    Angles, AxisLayout, CosSinTable, Direction, Element, HeadNorm, HeadsLayout, HeadsMut, HeadsRef,
+    Angles, CosSinTable, Direction, Element, HeadNorm, HeadsLayout, HeadsMut, HeadsRef,
     InstructionSet, Layout, NormGradient, NormInput, NormOrder, Operand, Pairing, Parallelism,
     Positions, Real, RopeError, RotarySpec, Rotator, Strides, TokenAngles,
 };
+
+use crate::odd;
 
 const ORDERS: [NormOrder; 2] = [NormOrder::BeforeRotation, NormOrder::AfterRotation];
 
@@ -57,19 +59,7 @@ fn at_a_line<E: Element>(values: &[E]) -> (Vec<E>, usize) {
 
 impl Case {
     fn new(pairs: usize, pairing: Pairing, per_channel: bool, order: NormOrder) -> Self {
-        let axes = if per_channel {
-            AxisLayout::PerChannel(vec![pairs / 3, pairs - pairs / 3])
-        } else {
-            AxisLayout::Single
-        };
-        let offset = pairs % 4;
-        let spec = RotarySpec::builder(offset + 2 * pairs + pairs % 3)
-            .rotary_dim(2 * pairs)
-            .rotary_offset(offset)
-            .pairing(pairing)
-            .axis_layout(axes)
-            .build()
-            .expect("valid");
+        let spec = odd::spec(pairs, pairing, per_channel);
         // Heads are taken by four and by eight.
         let heads = [1, 2, 3, 4, 5, 9][pairs % 6];
         let (batch, seq) = (1 + pairs % 2, [3, 1, 7, 33][pairs % 4]);
@@ -283,23 +273,12 @@ fn every_length(pairing: Pairing) {
 }
 
 #[test]
-fn half_agrees_with_the_oracle_at_every_length() {
-    every_length(Pairing::Half);
-}
-
-#[test]
-fn adjacent_agrees_with_the_oracle_at_every_length() {
-    every_length(Pairing::Adjacent);
-}
-
-#[test]
-fn quarter_agrees_with_the_oracle_at_every_length() {
-    every_length(Pairing::Quarter);
-}
-
-#[test]
-fn interleave_half_agrees_with_the_oracle_at_every_length() {
-    every_length(Pairing::InterleaveHalf);
+fn each_pairing_agrees_with_the_oracle_at_every_length() {
+    std::thread::scope(|threads| {
+        for pairing in Pairing::ALL {
+            threads.spawn(move || every_length(pairing));
+        }
+    });
 }
 
 /// 128 channels, for which the kernels have code of their own, and three groups of heads.

@@ -9,5 +9,6 @@ mod lanes;
 mod layout;
 mod llama3;
 mod norm;
+mod odd;
 mod position_limits;
 mod reported;

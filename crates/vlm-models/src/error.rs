@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use burn::tensor::DType;
 use burn_attention::AttentionError;
+use plain_files::FileError;
 use rope_burn::RotaryError;
 use rope_core::RopeError;
 use vlm_family::UnknownModelType;
@@ -25,15 +26,8 @@ pub enum VlmError {
     #[error(transparent)]
     Attention(#[from] AttentionError),
     /// A file could not be read, written or removed.
-    #[error("cannot {action} {}: {reason}", path.display())]
-    File {
-        /// `read`, `write`, `create`, `copy`, `rename` or `remove`.
-        action: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// The message of the system or the parser.
-        reason: String,
-    },
+    #[error(transparent)]
+    File(#[from] FileError),
     /// A part of the configuration that lacks a key or holds the wrong type.
     #[error("{part} cannot be read: {detail}; take it from the checkpoint's config.json")]
     Config {
@@ -333,28 +327,14 @@ impl From<RotaryError> for VlmError {
     }
 }
 
-impl From<plain_files::FileError> for VlmError {
-    fn from(error: plain_files::FileError) -> Self {
-        Self::File {
-            action: error.action,
-            path: error.path,
-            reason: error.cause.to_string(),
-        }
-    }
-}
-
 impl VlmError {
     /// For `map_err`: the action and the file that failed.
     pub(crate) fn file<E: std::fmt::Display>(
         action: &'static str,
         path: impl Into<PathBuf>,
     ) -> impl FnOnce(E) -> Self {
-        let path = path.into();
-        move |error| Self::File {
-            action,
-            path,
-            reason: error.to_string(),
-        }
+        let failed = FileError::during(action, path);
+        move |error| Self::File(failed(error))
     }
 }
 

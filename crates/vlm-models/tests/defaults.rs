@@ -32,20 +32,22 @@ fn qwen2_5_vl() -> Value {
 }
 
 fn qwen2_vl() -> Value {
-    json!({
-        "model_type": "qwen2_vl", "hidden_size": 1536, "num_attention_heads": 12,
-        "num_key_value_heads": 2, "num_hidden_layers": 28, "intermediate_size": 8960,
-        "hidden_act": "silu", "rms_norm_eps": 1e-6, "vocab_size": 152_064,
-        "max_position_embeddings": 32_768, "image_token_id": 151_655, "video_token_id": 151_656,
-        "vision_start_token_id": 151_652, "rope_theta": 1e6,
-        "rope_scaling": {
-            "mrope_section": [16, 24, 24], "rope_type": "default", "type": "default"
-        },
-        "use_sliding_window": false, "tie_word_embeddings": true,
-        "vision_config": {
-            "hidden_size": 1536, "in_chans": 3, "model_type": "qwen2_vl", "spatial_patch_size": 14
-        }
-    })
+    let mut config = qwen2_5_vl();
+    for (key, value) in [
+        ("model_type", json!("qwen2_vl")),
+        ("hidden_size", json!(1536)),
+        ("num_attention_heads", json!(12)),
+        ("num_key_value_heads", json!(2)),
+        ("intermediate_size", json!(8960)),
+        ("max_position_embeddings", json!(32_768)),
+        ("tie_word_embeddings", json!(true)),
+    ] {
+        config[key] = value;
+    }
+    config["vision_config"] = json!({
+        "hidden_size": 1536, "in_chans": 3, "model_type": "qwen2_vl", "spatial_patch_size": 14
+    });
+    config
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use plain_files::FileError;
 use vlm_data::VlmDataError;
 use vlm_models::VlmError;
 
@@ -38,15 +39,8 @@ pub enum VlmTrainError {
         steps: usize,
     },
     /// A file or folder that could not be read or written.
-    #[error("cannot {action} {}: {reason}", path.display())]
-    File {
-        /// `read`, `write`, `create`, `rename` or `remove`.
-        action: &'static str,
-        /// The file or folder.
-        path: PathBuf,
-        /// The message of the system or the parser.
-        reason: String,
-    },
+    #[error(transparent)]
+    File(#[from] FileError),
     /// The failure of a rank in this or another process.
     #[error(
         "rank {rank} stopped the run: {cause}; continue from the last checkpoint, if there is one"
@@ -232,27 +226,13 @@ pub enum VlmTrainError {
     },
 }
 
-impl From<plain_files::FileError> for VlmTrainError {
-    fn from(error: plain_files::FileError) -> Self {
-        Self::File {
-            action: error.action,
-            path: error.path,
-            reason: error.cause.to_string(),
-        }
-    }
-}
-
 impl VlmTrainError {
     /// For `map_err`: the action and the file that failed.
     pub(crate) fn file<E: std::fmt::Display>(
         action: &'static str,
         path: impl Into<PathBuf>,
     ) -> impl FnOnce(E) -> Self {
-        let path = path.into();
-        move |error| Self::File {
-            action,
-            path,
-            reason: error.to_string(),
-        }
+        let failed = FileError::during(action, path);
+        move |error| Self::File(failed(error))
     }
 }

@@ -12,7 +12,9 @@ use vlm_models::file::{Entry, Sink, TensorFile};
 use vlm_models::{LoraConfig, ModelPart, TrainedWeights, Vlm, VlmConfig};
 use vlm_train::{Rates, Recipe, Schedule, TrainedParts, Trainer};
 
-use crate::common::{FAMILIES, Halve, beside, fixtures, load, packed, recipe, sample, samples};
+use crate::common::{
+    FAMILIES, Folder, Halve, beside, fixtures, load, packed, recipe, sample, samples,
+};
 use crate::reference::{apart, logits, stored};
 
 #[derive(Deserialize)]
@@ -72,24 +74,6 @@ fn is_near(family: &str, [loss, norm, weights]: [f64; 3]) -> bool {
 }
 
 /// An empty folder.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let name = format!("vlm-train-parts-{name}-{}", std::process::id());
-        let folder = std::env::temp_dir().join(name);
-        let _none = std::fs::remove_dir_all(&folder);
-        std::fs::create_dir_all(&folder).unwrap();
-        Self(folder)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _gone = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 /// Trains along a curve, and returns the largest relative difference of losses and of norms.
 fn follow(trainer: &mut Trainer, config: &VlmConfig, curve: &Curve) -> [f64; 2] {
     assert_eq!(curve.losses.len(), 5);

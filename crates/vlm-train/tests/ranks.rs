@@ -20,7 +20,7 @@ use vlm_train::{
 
 use crate::common::ended::expect_ended;
 use crate::common::{
-    ALL, Halve, SAMPLES, base, beside, load, lora, packed, recipe, sample, timeless_log,
+    ALL, Folder, Halve, SAMPLES, base, beside, load, lora, packed, recipe, sample, timeless_log,
 };
 
 const FAMILY: &str = "qwen2_5_vl_tiny";
@@ -130,23 +130,6 @@ impl ModuleVisitor for Bits {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let values = param.val().into_data();
         self.0.extend(values.iter::<f32>().map(f32::to_bits));
-    }
-}
-
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let name = format!("vlm-train-ranks-{name}-{}", std::process::id());
-        let folder = Self(std::env::temp_dir().join(name));
-        let _none = std::fs::remove_dir_all(&folder.0);
-        folder
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _gone = std::fs::remove_dir_all(&self.0);
     }
 }
 

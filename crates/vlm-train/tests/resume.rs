@@ -15,7 +15,7 @@ use vlm_train::{
 };
 
 use crate::common::{
-    ALL, FAMILIES, SAMPLES, beside, load, lora, packed, recipe, samples, timeless_log,
+    ALL, FAMILIES, Folder, SAMPLES, beside, load, lora, packed, recipe, samples, timeless_log,
 };
 
 const FAMILY: &str = "qwen2_5_vl_tiny";
@@ -53,23 +53,6 @@ fn batches(
 fn singles(step: usize, config: &VlmConfig) -> Vec<MicroBatch> {
     let samples = samples(step, config).into_iter();
     samples.map(|sample| packed(vec![sample])).collect()
-}
-
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let name = format!("vlm-train-{name}-{}", std::process::id());
-        let folder = Self(std::env::temp_dir().join(name));
-        let _none = std::fs::remove_dir_all(&folder.0);
-        folder
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _gone = std::fs::remove_dir_all(&self.0);
-    }
 }
 
 fn short(trained: TrainedParts) -> Recipe {

@@ -4,6 +4,7 @@
 mod abi;
 mod api;
 mod cargo;
+mod outcome;
 mod package;
 mod wheels;
 
@@ -61,16 +62,7 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    match outcome {
-        Ok(summary) => {
-            println!("{summary}");
-            ExitCode::SUCCESS
-        }
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    outcome::print(outcome)
 }
 
 /// Runs a script of `crates/xtask/scripts`, whose messages say what failed.

@@ -86,6 +86,14 @@ T read_scalar(Block& running, const Op& op, const UbView& view, std::int64_t off
     return value;
 }
 
+template <class T>
+void fill(Block& running, const Op& op, const Shape& shape, const Operand& d, T value) {
+    run_vector<0>(running, op, shape, d, {}, false,
+                  [&](std::uint8_t* target, const auto&, std::uint64_t n) {
+                      std::fill_n(reinterpret_cast<T*>(target), n, value);
+                  });
+}
+
 }  // namespace ascend_sim
 
 namespace AscendC {
@@ -156,10 +164,7 @@ void Duplicate(const LocalTensor<T>& dst, ascend_sim::Scalar<T> value, std::int3
     using namespace ascend_sim;
     Block& running = block();
     const Op op = running.begin("Duplicate", at, kPipeV, types_of<T>());
-    run_vector<0>(running, op, first_elements(running, op, count, sizeof(T)), operand(dst, "dst"),
-                  {}, false, [&](std::uint8_t* target, const auto&, std::uint64_t n) {
-                      std::fill_n(reinterpret_cast<T*>(target), n, value);
-                  });
+    fill<T>(running, op, first_elements(running, op, count, sizeof(T)), operand(dst, "dst"), value);
 }
 
 template <class T, bool isSetMask = true, std::enable_if_t<ascend_sim::kMovable<T>, bool> = true>
@@ -170,11 +175,8 @@ void Duplicate(const LocalTensor<T>& dst, ascend_sim::Scalar<T> value, std::uint
     Block& running = block();
     const Op op = running.begin("Duplicate", at, kPipeV, types_of<T>());
     require_range("vector-parameter", op, "dstRepeatStride", dstRepeatStride, 0, 255);
-    run_vector<0>(running, op, leading_mask(running, op, isSetMask, mask, repeatTime, sizeof(T)),
-                  operand(dst, "dst", dstBlockStride, dstRepeatStride), {}, false,
-                  [&](std::uint8_t* target, const auto&, std::uint64_t n) {
-                      std::fill_n(reinterpret_cast<T*>(target), n, value);
-                  });
+    fill<T>(running, op, leading_mask(running, op, isSetMask, mask, repeatTime, sizeof(T)),
+            operand(dst, "dst", dstBlockStride, dstRepeatStride), value);
 }
 
 template <class T, bool isSetMask = true, std::enable_if_t<ascend_sim::kMovable<T>, bool> = true>
@@ -185,11 +187,8 @@ void Duplicate(const LocalTensor<T>& dst, ascend_sim::Scalar<T> value, std::uint
     Block& running = block();
     const Op op = running.begin("Duplicate", at, kPipeV, types_of<T>());
     require_range("vector-parameter", op, "dstRepeatStride", dstRepeatStride, 0, 255);
-    run_vector<0>(running, op, bit_mask(running, op, isSetMask, mask, repeatTime, sizeof(T)),
-                  operand(dst, "dst", dstBlockStride, dstRepeatStride), {}, false,
-                  [&](std::uint8_t* target, const auto&, std::uint64_t n) {
-                      std::fill_n(reinterpret_cast<T*>(target), n, value);
-                  });
+    fill<T>(running, op, bit_mask(running, op, isSetMask, mask, repeatTime, sizeof(T)),
+            operand(dst, "dst", dstBlockStride, dstRepeatStride), value);
 }
 
 // Each repeat spreads eight source elements over eight 32-byte blocks.

@@ -11,7 +11,7 @@ use crate::abi::runtime::put;
 use crate::clock::Actor;
 use crate::codes::*;
 use crate::collective::{
-    Communicator, Config, Hub, InCall, Number, Operation, Product, Queued, Reduction, Request,
+    self, Communicator, Config, Hub, InCall, Operation, Product, Queued, Reduction, Request,
     RootInfo,
 };
 use crate::state::{Sim, sim};
@@ -226,7 +226,7 @@ fn call(asked: Asked) -> Outcome {
             of.device
         ));
     }
-    let Some(number) = Number::from_code(asked.dtype) else {
+    let Some(number) = collective::number(asked.dtype) else {
         return wrong(format!("element type {} does not exist", asked.dtype));
     };
     let Some(how) = Reduction::from_code(asked.how) else {

@@ -7,7 +7,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::number::combine;
-use super::{Number, Operation, Reduction, RootInfo, wire};
+use super::{Operation, Reduction, RootInfo, wire};
+use crate::aclnn::DataType;
 use crate::codes::{
     Failure, HCCL_E_PARA, HCCL_E_TIMEOUT, Outcome, RT_COLLECTIVE_MISMATCH, RT_COLLECTIVE_TIMEOUT,
 };
@@ -31,7 +32,7 @@ pub(crate) struct Request {
     /// The operation's number in its communicator.
     pub(crate) sequence: u64,
     pub(crate) operation: Operation,
-    pub(crate) number: Number,
+    pub(crate) number: DataType,
     pub(crate) how: Reduction,
     pub(crate) count: u64,
     pub(crate) data: Vec<u8>,

@@ -14,9 +14,10 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 pub(crate) use hub::{Hub, Member, Request};
-pub(crate) use number::{Number, Reduction};
+pub(crate) use number::{Reduction, code, number};
 pub(crate) use wire::Remote;
 
+use crate::aclnn::DataType;
 use crate::codes::{Failure, HCCL_E_INTERNAL, HCCL_E_PARA, Outcome};
 use crate::machine::Machine;
 use crate::state::sim;
@@ -360,15 +361,15 @@ impl Product {
     }
 
     /// True if the product reduces elements of a type this way.
-    pub(crate) fn reduces(self, number: Number, how: Reduction) -> bool {
-        use Number::{Bf16, F16, F32, F64, I8, I16, I32, I64, U64};
+    pub(crate) fn reduces(self, number: DataType, how: Reduction) -> bool {
+        use DataType::*;
         let is_product = how == Reduction::Product;
         match (self, number) {
-            (_, I8 | I32 | F16 | F32) => true,
-            (Self::A2 | Self::Ascend950, I16 | Bf16) => !is_product,
-            (Self::Duo300I, I16) => how == Reduction::Sum,
-            (Self::A2 | Self::Ascend950 | Self::Training910, I64) => true,
-            (Self::Ascend950, F64 | U64) => true,
+            (_, Int8 | Int32 | Float16 | Float) => true,
+            (Self::A2 | Self::Ascend950, Int16 | Bf16) => !is_product,
+            (Self::Duo300I, Int16) => how == Reduction::Sum,
+            (Self::A2 | Self::Ascend950 | Self::Training910, Int64) => true,
+            (Self::Ascend950, Double | Uint64) => true,
             _ => false,
         }
     }

@@ -3,51 +3,24 @@
 
 use half::{bf16, f16};
 
-/// Element types by the library's numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Number {
-    I8 = 0,
-    I16 = 1,
-    I32 = 2,
-    F16 = 3,
-    F32 = 4,
-    I64 = 5,
-    U64 = 6,
-    U8 = 7,
-    U16 = 8,
-    U32 = 9,
-    F64 = 10,
-    Bf16 = 11,
+use crate::aclnn::DataType::{self, *};
+
+/// Element types in the order of the library's numbers.
+const NUMBERS: [DataType; 12] = [
+    Int8, Int16, Int32, Float16, Float, Int64, Uint64, Uint8, Uint16, Uint32, Double, Bf16,
+];
+
+/// The element type with the library's number.
+pub(crate) fn number(code: i32) -> Option<DataType> {
+    NUMBERS.get(usize::try_from(code).ok()?).copied()
 }
 
-impl Number {
-    const ALL: [Self; 12] = [
-        Self::I8,
-        Self::I16,
-        Self::I32,
-        Self::F16,
-        Self::F32,
-        Self::I64,
-        Self::U64,
-        Self::U8,
-        Self::U16,
-        Self::U32,
-        Self::F64,
-        Self::Bf16,
-    ];
-
-    pub(crate) fn from_code(code: i32) -> Option<Self> {
-        Self::ALL.into_iter().find(|number| *number as i32 == code)
-    }
-
-    pub(crate) fn bytes(self) -> u64 {
-        match self {
-            Self::I8 | Self::U8 => 1,
-            Self::I16 | Self::U16 | Self::F16 | Self::Bf16 => 2,
-            Self::I32 | Self::U32 | Self::F32 => 4,
-            Self::I64 | Self::U64 | Self::F64 => 8,
-        }
-    }
+/// The library's number of an element type that it has.
+pub(crate) fn code(of: DataType) -> Option<i32> {
+    NUMBERS
+        .iter()
+        .position(|number| *number == of)
+        .map(|code| code as i32)
 }
 
 /// How elements are combined, by the library's numbers.
@@ -69,7 +42,7 @@ impl Reduction {
 macro_rules! combine {
     ($number:expr, $how:expr, $into:expr, $from:expr; $($name:ident: $type:ty, $add:expr, $multiply:expr;)*) => {
         match $number {
-            $( Number::$name => {
+            $( DataType::$name => {
                 const SIZE: usize = size_of::<$type>();
                 let add: fn($type, $type) -> $type = $add;
                 let multiply: fn($type, $type) -> $type = $multiply;
@@ -89,24 +62,25 @@ macro_rules! combine {
                     into.copy_from_slice(&combined.to_le_bytes());
                 }
             } )*
+            Bool => unreachable!("not among the library's numbers"),
         }
     };
 }
 
 /// Combines the elements of another rank into `into`.
-pub(crate) fn combine(number: Number, how: Reduction, into: &mut [u8], from: &[u8]) {
+pub(crate) fn combine(number: DataType, how: Reduction, into: &mut [u8], from: &[u8]) {
     combine! { number, how, into, from;
-        I8: i8, i8::wrapping_add, i8::wrapping_mul;
-        I16: i16, i16::wrapping_add, i16::wrapping_mul;
-        I32: i32, i32::wrapping_add, i32::wrapping_mul;
-        I64: i64, i64::wrapping_add, i64::wrapping_mul;
-        U8: u8, u8::wrapping_add, u8::wrapping_mul;
-        U16: u16, u16::wrapping_add, u16::wrapping_mul;
-        U32: u32, u32::wrapping_add, u32::wrapping_mul;
-        U64: u64, u64::wrapping_add, u64::wrapping_mul;
-        F16: f16, |a, b| a + b, |a, b| a * b;
+        Int8: i8, i8::wrapping_add, i8::wrapping_mul;
+        Int16: i16, i16::wrapping_add, i16::wrapping_mul;
+        Int32: i32, i32::wrapping_add, i32::wrapping_mul;
+        Int64: i64, i64::wrapping_add, i64::wrapping_mul;
+        Uint8: u8, u8::wrapping_add, u8::wrapping_mul;
+        Uint16: u16, u16::wrapping_add, u16::wrapping_mul;
+        Uint32: u32, u32::wrapping_add, u32::wrapping_mul;
+        Uint64: u64, u64::wrapping_add, u64::wrapping_mul;
+        Float16: f16, |a, b| a + b, |a, b| a * b;
         Bf16: bf16, |a, b| a + b, |a, b| a * b;
-        F32: f32, |a, b| a + b, |a, b| a * b;
-        F64: f64, |a, b| a + b, |a, b| a * b;
+        Float: f32, |a, b| a + b, |a, b| a * b;
+        Double: f64, |a, b| a + b, |a, b| a * b;
     }
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::hub::{Hub, Member, Request};
-use super::{Number, Operation, Reduction, RootInfo};
+use super::{Operation, Reduction, RootInfo, code, number};
 use crate::codes::{
     Failure, HCCL_E_TCP_CONNECT, HCCL_E_TIMEOUT, INTERNAL_ERROR, Outcome, RT_COLLECTIVE_TIMEOUT,
     SUCCESS,
@@ -126,7 +126,7 @@ impl Remote {
         let operation = Operation::ALL.iter().position(|o| *o == request.operation);
         let codes = [
             operation.unwrap_or_default() as i32,
-            request.number as i32,
+            code(request.number).unwrap_or(-1),
             request.how as i32,
         ];
         frame.extend(codes.iter().flat_map(|code| code.to_le_bytes()));
@@ -235,12 +235,12 @@ impl Fields<'_> {
     fn request(mut self) -> Option<Request> {
         let sequence = self.take().map(u64::from_le_bytes)?;
         let count = self.take().map(u64::from_le_bytes)?;
-        let mut code = || self.take().map(i32::from_le_bytes);
-        let [operation, number, how] = [code()?, code()?, code()?];
+        let mut next = || self.take().map(i32::from_le_bytes);
+        let [operation, dtype, how] = [next()?, next()?, next()?];
         Some(Request {
             sequence,
             operation: *Operation::ALL.get(operation as usize)?,
-            number: Number::from_code(number)?,
+            number: number(dtype)?,
             how: Reduction::from_code(how)?,
             count,
             data: self.0.to_vec(),

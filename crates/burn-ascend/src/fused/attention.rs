@@ -17,7 +17,7 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{DType, FloatDType, Shape, TensorData, TensorMetadata};
 use burn_attention::{
-    AttentionMask, AttentionOp, AttentionOps, Bias, Kept, Pattern, Window,
+    AttentionGradients, AttentionMask, AttentionOp, AttentionOps, Bias, Kept, Pattern, Window,
     composed::attention as blocks,
 };
 use burn_fused::like;
@@ -485,12 +485,7 @@ impl AttentionOps for Ascend {
         gradient: FloatTensor<Self>,
         bias_wanted: bool,
         op: AttentionOp,
-    ) -> (
-        FloatTensor<Self>,
-        FloatTensor<Self>,
-        FloatTensor<Self>,
-        Option<FloatTensor<Self>>,
-    ) {
+    ) -> AttentionGradients<Self> {
         let Kept {
             q,
             k,

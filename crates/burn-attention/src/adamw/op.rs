@@ -1,7 +1,7 @@
 //! The operation as backends implement it.
 
 use burn::backend::autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
-use burn::backend::{Backend, backend_extension, tensor::FloatTensor};
+use burn::backend::{Backend, tensor::FloatTensor};
 use burn::tensor::FloatDType;
 use burn_fused::primitive::cast;
 
@@ -96,59 +96,59 @@ impl AdamWOp {
     }
 }
 
-/// One AdamW update, and the sums of squares that clipping needs, as a backend implements them. All
-/// tensors of an update have one shape and type.
-#[backend_extension(
-    Flex: cfg(feature = "flex"),
-    Cube: cfg(feature = "cube"),
-    Remote: cfg(feature = "remote"),
-    Autodiff
-)]
-pub trait AdamWOps: Backend {
-    /// Computes the new values, and the new moments of the gradients and of their squares.
-    fn adamw(
-        value: FloatTensor<Self>,
-        gradient: FloatTensor<Self>,
-        first: FloatTensor<Self>,
-        second: FloatTensor<Self>,
-        op: AdamWOp,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        composed::update::<Self>(value, gradient, first, second, op)
-    }
+operation! {
+    /// One AdamW update, and the sums of squares that clipping needs, as a backend implements them.
+    /// All tensors of an update have one shape and type.
+    pub trait AdamWOps {
+        /// Computes the new values, and the new moments of the gradients and of their squares.
+        fn adamw(
+            value: FloatTensor<Self>,
+            gradient: FloatTensor<Self>,
+            first: FloatTensor<Self>,
+            second: FloatTensor<Self>,
+            op: AdamWOp,
+        ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+            composed::update::<Self>(value, gradient, first, second, op)
+        }
 
-    /// Computes the sums of the squares of each [`SQUARES`](super::SQUARES) elements of a flat x.
-    fn square_sums(x: FloatTensor<Self>) -> FloatTensor<Self> {
-        composed::square_sums::<Self>(x)
-    }
+        /// Computes the sums of the squares of each [`SQUARES`](super::SQUARES) elements of a flat
+        /// x.
+        fn square_sums(x: FloatTensor<Self>) -> FloatTensor<Self> {
+            composed::square_sums::<Self>(x)
+        }
 
-    /// Computes the new values, their copy in another type, and the new moments.
-    fn adamw_rounded(
-        value: FloatTensor<Self>,
-        gradient: FloatTensor<Self>,
-        first: FloatTensor<Self>,
-        second: FloatTensor<Self>,
-        op: AdamWOp,
-        dtype: FloatDType,
-    ) -> (
-        FloatTensor<Self>,
-        FloatTensor<Self>,
-        FloatTensor<Self>,
-        FloatTensor<Self>,
-    ) {
-        rounded::<Self>(Self::adamw(value, gradient, first, second, op), dtype)
+        /// Computes the new values, their copy in another type, and the new moments.
+        fn adamw_rounded(
+            value: FloatTensor<Self>,
+            gradient: FloatTensor<Self>,
+            first: FloatTensor<Self>,
+            second: FloatTensor<Self>,
+            op: AdamWOp,
+            dtype: FloatDType,
+        ) -> (
+            FloatTensor<Self>,
+            FloatTensor<Self>,
+            FloatTensor<Self>,
+            FloatTensor<Self>,
+        ) {
+            rounded::<Self>(Self::adamw(value, gradient, first, second, op), dtype)
+        }
     }
 }
+
+/// New values, their copy in another type, and new moments.
+pub(super) type Rounded<B> = (
+    FloatTensor<B>,
+    FloatTensor<B>,
+    FloatTensor<B>,
+    FloatTensor<B>,
+);
 
 /// The results of an update, with the values in another type too.
 pub(super) fn rounded<B: Backend>(
     (value, first, second): (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>),
     dtype: FloatDType,
-) -> (
-    FloatTensor<B>,
-    FloatTensor<B>,
-    FloatTensor<B>,
-    FloatTensor<B>,
-) {
+) -> Rounded<B> {
     let rounded = cast::<B>(value.clone(), dtype);
     (value, rounded, first, second)
 }

@@ -11,7 +11,7 @@ use burn::tensor::{DType, Device, Tensor};
 use burn_fused::{accumulator, expect};
 
 use crate::attention::Bias;
-use crate::error::{AttentionError, Result};
+use crate::error::{AttentionError, Result, equal};
 use crate::gradients::Source;
 use crate::linear::check_gradient;
 
@@ -269,15 +269,7 @@ fn expect_matrix(
     expect(name, &matrix.clone().into_dispatch(), dtype, &first)?;
     let sizes = matrix.dims().into_iter().zip(dims);
     for (dimension, (left_size, right_size)) in ["rows", "columns"].into_iter().zip(sizes) {
-        if left_size != right_size {
-            return Err(AttentionError::Size {
-                left: name,
-                right: "the layer",
-                dimension,
-                left_size,
-                right_size,
-            });
-        }
+        equal([name, "the layer"], dimension, left_size, right_size)?;
     }
     Ok(())
 }
@@ -293,15 +285,7 @@ fn check_linear(x: &Tensor<2>, weight: &Tensor<2>, bias: Option<&Tensor<1>>) -> 
         let bias = bias.clone().into_dispatch();
         expect("bias", &bias, x.dtype(), &first)?;
         let found = bias.shape()[0];
-        if found != outputs {
-            return Err(AttentionError::Size {
-                left: "bias",
-                right: "the layer",
-                dimension: "columns",
-                left_size: found,
-                right_size: outputs,
-            });
-        }
+        equal(["bias", "the layer"], "columns", found, outputs)?;
     }
     Ok(())
 }

@@ -22,7 +22,7 @@ use burn_fused::accumulator;
 use burn_fused::primitive::{cast, not, slice, whole};
 
 use super::mask::AttentionMask;
-use super::op::{AttentionOp, Kept, Sizes};
+use super::op::{AttentionGradients, AttentionOp, Kept, Sizes};
 
 /// The most scores of a block, unless a few queries of one have more: 128 MiB in f32.
 const BLOCK_ELEMS: usize = 1 << 25;
@@ -133,18 +133,12 @@ pub fn forward<B: Backend>(
 }
 
 /// Computes the gradients of q, k, v and the bias, as in [`AttentionOps`](crate::AttentionOps).
-#[allow(clippy::type_complexity, reason = "the type of the operation")]
 pub fn backward<B: Backend>(
     kept: Kept<B>,
     gradient: FloatTensor<B>,
     bias_wanted: bool,
     op: &AttentionOp,
-) -> (
-    FloatTensor<B>,
-    FloatTensor<B>,
-    FloatTensor<B>,
-    Option<FloatTensor<B>>,
-) {
+) -> AttentionGradients<B> {
     let Kept {
         q,
         k,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 #[cfg(feature = "remote")]
 use burn_fused::OpError;
 
-use crate::error::{AttentionError, Result};
+use crate::error::{AttentionError, Result, equal};
 use crate::sequences;
 
 /// The distance that a query sees from its index, in tokens; with 0 and 0 it sees only its own
@@ -456,15 +456,7 @@ fn seeing(attended: &[bool], spans: &[Span]) -> Vec<bool> {
 
 /// The sequence of each token.
 fn sequence_keys(cu_seqlens: &[usize], queries: usize, keys: usize) -> Result<Vec<Range<usize>>> {
-    if queries != keys {
-        return Err(AttentionError::Size {
-            left: "q of packed sequences",
-            right: "k",
-            dimension: "tokens",
-            left_size: queries,
-            right_size: keys,
-        });
-    }
+    equal(["q of packed sequences", "k"], "tokens", queries, keys)?;
     let all = sequences::ranges(cu_seqlens, keys)?;
     Ok(all
         .flat_map(|range| vec![range.clone(); range.len()])

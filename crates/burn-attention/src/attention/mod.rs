@@ -21,7 +21,7 @@ use crate::error::Result;
 use op::Sizes;
 
 pub use mask::{AttentionMask, MaskRules, Pattern, Window};
-pub use op::{AttentionOp, AttentionOps, Bias, Kept};
+pub use op::{AttentionGradients, AttentionOp, AttentionOps, Bias, Kept};
 
 /// Computes softmax(scale * q k^T + bias) v over the keys that each query sees. Build it once per
 /// step.

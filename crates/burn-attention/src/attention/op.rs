@@ -1,13 +1,11 @@
 //! The operation as backends implement it.
 
-use burn::backend::{
-    Backend, ExtensionType, TensorMetadata, backend_extension, tensor::FloatTensor,
-};
+use burn::backend::{Backend, ExtensionType, TensorMetadata, tensor::FloatTensor};
 use burn_fused::{accumulator, expect, rounded};
 
 use super::blocks;
 use super::mask::AttentionMask;
-use crate::error::{AttentionError, Result};
+use crate::error::{AttentionError, Result, equal};
 
 /// One attention: its mask, its scale, and whether kernels compute it.
 #[derive(Clone, Debug)]
@@ -44,6 +42,14 @@ impl<B: Backend> From<Option<FloatTensor<B>>> for Bias<B> {
         bias.map_or(Self::Absent, Self::Added)
     }
 }
+
+/// The gradients of q, k, v and, if it is wanted, of the bias.
+pub type AttentionGradients<B> = (
+    FloatTensor<B>,
+    FloatTensor<B>,
+    FloatTensor<B>,
+    Option<FloatTensor<B>>,
+);
 
 /// The state of an attention's node: the tensors of the forward, and its results.
 #[derive(Clone, Debug, ExtensionType)]
@@ -118,46 +124,27 @@ impl AttentionOp {
         if !rounded(self.scale, accumulator).is_finite() {
             return Err(AttentionError::Scale { found: self.scale });
         }
-        let equal = |left, right, dimension, left_size, right_size| {
-            let mismatch = AttentionError::Size {
-                left,
-                right,
-                dimension,
-                left_size,
-                right_size,
-            };
-            if left_size == right_size {
-                Ok(())
-            } else {
-                Err(mismatch)
-            }
-        };
         let sizes = Sizes::of(q, k, v);
         let [k_batch, _, _, k_dim] = k.shape().dims();
         let [v_batch, v_heads, v_keys, _] = v.shape().dims();
-        equal("q", "k", "batch", sizes.batch, k_batch)?;
-        equal("q", "k", "head_dim", sizes.head_dim, k_dim)?;
+        equal(["q", "k"], "batch", sizes.batch, k_batch)?;
+        equal(["q", "k"], "head_dim", sizes.head_dim, k_dim)?;
         if k_dim == 0 {
             return Err(AttentionError::NoChannels);
         }
-        equal("k", "v", "batch", k_batch, v_batch)?;
-        equal("k", "v", "heads", sizes.kv_heads, v_heads)?;
-        equal("k", "v", "tokens", sizes.keys, v_keys)?;
+        equal(["k", "v"], "batch", k_batch, v_batch)?;
+        equal(["k", "v"], "heads", sizes.kv_heads, v_heads)?;
+        equal(["k", "v"], "tokens", sizes.keys, v_keys)?;
         let (heads, kv_heads) = (sizes.heads, sizes.kv_heads);
         if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
             return Err(AttentionError::HeadGroups { heads, kv_heads });
         }
-        equal(
-            "q",
-            "the mask",
-            "tokens",
-            sizes.queries,
-            self.mask.queries(),
-        )?;
-        equal("k", "the mask", "tokens", sizes.keys, self.mask.keys())?;
+        let (queries, keys) = (self.mask.queries(), self.mask.keys());
+        equal(["q", "the mask"], "tokens", sizes.queries, queries)?;
+        equal(["k", "the mask"], "tokens", sizes.keys, keys)?;
         if let Some(flags) = self.mask.padding() {
             let samples = flags.len() / sizes.keys.max(1);
-            equal("q", "the mask's padding", "batch", sizes.batch, samples)?;
+            equal(["q", "the mask's padding"], "batch", sizes.batch, samples)?;
         }
         if let Some(bias) = bias {
             expect("the bias", bias, accumulator.into(), q)?;
@@ -172,59 +159,55 @@ impl AttentionOp {
     }
 }
 
-/// Attention, as a backend implements it.
-///
-/// Both methods have a default body of ordinary operations on blocks of queries; a backend with
-/// kernels overrides them. The implementation for [`Autodiff`](burn::backend::Autodiff) adds the
-/// backward.
-///
-/// # Shapes
-/// - q: `[batch, heads, queries, head_dim]`; k: `[batch, kv_heads, keys, head_dim]`; v: `[batch,
-///   kv_heads, keys, value_dim]`, where `heads` is a multiple of `kv_heads`
-/// - bias: `[batch, heads, queries, keys]`, any of them 1; f32, or f64 for f64 tensors
-/// - out: `[batch, heads, queries, value_dim]`
-/// - softmax: `[batch, heads, queries, 2]`, of the type of the bias
-///
-/// # Panics
-/// If shapes or types disagree. [`AttentionOp::check`] reports the reason;
-/// [`Attention`](crate::Attention) calls it before a backend.
-#[backend_extension(
-    Flex: cfg(feature = "flex"),
-    Cube: cfg(feature = "cube"),
-    Remote: cfg(feature = "remote"),
-    Autodiff
-)]
-pub trait AttentionOps: Backend {
-    /// Computes the output, and for each row of scores the largest and the sum of e^(score -
-    /// largest).
-    fn attention_forward(
-        q: FloatTensor<Self>,
-        k: FloatTensor<Self>,
-        v: FloatTensor<Self>,
-        #[extension_type] bias: Bias<Self>,
-        op: AttentionOp,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        blocks::forward::<Self>(q, k, v, bias.into_option(), &op)
-    }
+operation! {
+    /// Attention, as a backend implements it.
+    ///
+    /// Both methods have a default body of ordinary operations on blocks of queries; a backend with
+    /// kernels overrides them. The implementation for [`Autodiff`](burn::backend::Autodiff) adds
+    /// the backward.
+    ///
+    /// # Shapes
+    /// - q: `[batch, heads, queries, head_dim]`; k: `[batch, kv_heads, keys, head_dim]`; v:
+    ///   `[batch, kv_heads, keys, value_dim]`, where `heads` is a multiple of `kv_heads`
+    /// - bias: `[batch, heads, queries, keys]`, any of them 1; f32, or f64 for f64 tensors
+    /// - out: `[batch, heads, queries, value_dim]`
+    /// - softmax: `[batch, heads, queries, 2]`, of the type of the bias
+    ///
+    /// # Panics
+    /// If shapes or types disagree. [`AttentionOp::check`] reports the reason;
+    /// [`Attention`](crate::Attention) calls it before a backend.
+    pub trait AttentionOps {
+        /// Computes the output, and for each row of scores the largest and the sum of e^(score -
+        /// largest).
+        fn attention_forward(
+            q: FloatTensor<Self>,
+            k: FloatTensor<Self>,
+            v: FloatTensor<Self>,
+            #[extension_type] bias: Bias<Self>,
+            op: AttentionOp,
+        ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+            blocks::forward::<Self>(q, k, v, bias.into_option(), &op)
+        }
 
-    /// Computes the gradients of q, k, v and, if there is a bias and `bias_wanted`, of the bias,
-    /// from the output's gradient.
-    #[allow(
-        clippy::type_complexity,
-        reason = "the macro reads tuples of tensors alone"
-    )]
-    fn attention_backward(
-        #[extension_type] kept: Kept<Self>,
-        gradient: FloatTensor<Self>,
-        bias_wanted: bool,
-        op: AttentionOp,
-    ) -> (
-        FloatTensor<Self>,
-        FloatTensor<Self>,
-        FloatTensor<Self>,
-        Option<FloatTensor<Self>>,
-    ) {
-        blocks::backward::<Self>(kept, gradient, bias_wanted, &op)
+        /// Computes the gradients of q, k, v and, if there is a bias and `bias_wanted`, of the
+        /// bias, from the output's gradient.
+        #[allow(
+            clippy::type_complexity,
+            reason = "the macro reads tuples of tensors alone"
+        )]
+        fn attention_backward(
+            #[extension_type] kept: Kept<Self>,
+            gradient: FloatTensor<Self>,
+            bias_wanted: bool,
+            op: AttentionOp,
+        ) -> (
+            FloatTensor<Self>,
+            FloatTensor<Self>,
+            FloatTensor<Self>,
+            Option<FloatTensor<Self>>,
+        ) {
+            blocks::backward::<Self>(kept, gradient, bias_wanted, &op)
+        }
     }
 }
 

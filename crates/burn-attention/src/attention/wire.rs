@@ -9,7 +9,7 @@ use burn::tensor::{DType, Shape};
 use burn_fused::{OpError, Reader, WireOp, Writer, accumulator, like, send};
 
 use super::mask::{AttentionMask, Run};
-use super::op::{AttentionOp, AttentionOps, Bias, Kept};
+use super::op::{AttentionGradients, AttentionOp, AttentionOps, Bias, Kept};
 use crate::error::{AttentionError, Result};
 
 /// The most queries, keys and padding flags of a mask that is read: tensors without elements may
@@ -157,28 +157,15 @@ impl AttentionOps for Remote {
         gradient: FloatTensor<Self>,
         bias_wanted: bool,
         op: AttentionOp,
-    ) -> (
-        FloatTensor<Self>,
-        FloatTensor<Self>,
-        FloatTensor<Self>,
-        Option<FloatTensor<Self>>,
-    ) {
-        let Kept {
-            q,
-            k,
-            v,
-            bias,
-            out,
-            softmax,
-        } = kept;
-        let bias = bias.into_option();
-        let [dq, dk, dv] = [&q, &k, &v].map(like);
+    ) -> AttentionGradients<Self> {
+        let bias = kept.bias.into_option();
+        let [dq, dk, dv] = [&kept.q, &kept.k, &kept.v].map(like);
         let dbias = bias.as_ref().filter(|_| bias_wanted).map(like);
         let call = Call {
             op,
             bias_wanted: dbias.is_some(),
         };
-        let tensors = [q, k, v, out, softmax, gradient];
+        let tensors = [kept.q, kept.k, kept.v, kept.out, kept.softmax, gradient];
         let inputs = tensors.into_iter().chain(bias).collect();
         match dbias {
             Some(dbias) => {

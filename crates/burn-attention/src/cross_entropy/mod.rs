@@ -10,7 +10,7 @@ use burn::tensor::{Int, Tensor, TensorData};
 use burn_fused::{Implementation, or_panic};
 
 use crate::backends;
-use crate::error::{AttentionError, Result};
+use crate::error::{AttentionError, Result, equal};
 
 pub use op::{CrossEntropyOp, CrossEntropyOps};
 
@@ -128,15 +128,7 @@ impl CrossEntropy {
     /// [`Size`](AttentionError::Size), [`Op`](AttentionError::Op).
     pub fn try_forward(&self, hidden: Tensor<2>, weight: Tensor<2>) -> Result<Tensor<1>> {
         let [rows, _] = hidden.dims();
-        if rows != self.rows {
-            return Err(AttentionError::Size {
-                left: "hidden",
-                right: "the list of targets",
-                dimension: "rows",
-                left_size: rows,
-                right_size: self.rows,
-            });
-        }
+        equal(["hidden", "the list of targets"], "rows", rows, self.rows)?;
         let hidden = match &self.counted {
             Some(counted) => {
                 let data = TensorData::new(counted.clone(), [counted.len()]);

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use burn::backend::{Backend, TensorMetadata, backend_extension, tensor::FloatTensor};
+use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn_fused::{accumulator, expect};
 
 use super::blocks;
-use crate::error::{AttentionError, Result};
+use crate::error::{Result, equal};
 
 /// The target of each row, and the size of blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,67 +45,54 @@ impl CrossEntropyOp {
         let [rows, channels] = hidden.shape().dims();
         let [vocabulary, weight_channels] = weight.shape().dims();
         let targets = "the list of targets";
-        let sizes = [
-            ("hidden", targets, "rows", rows, self.rows()),
-            ("hidden", "weight", "channels", channels, weight_channels),
-            ("weight", targets, "vocabulary", vocabulary, self.vocabulary),
-        ];
-        for (left, right, dimension, left_size, right_size) in sizes {
-            if left_size != right_size {
-                return Err(AttentionError::Size {
-                    left,
-                    right,
-                    dimension,
-                    left_size,
-                    right_size,
-                });
-            }
-        }
-        Ok(())
+        equal(["hidden", targets], "rows", rows, self.rows())?;
+        equal(["hidden", "weight"], "channels", channels, weight_channels)?;
+        equal(
+            ["weight", targets],
+            "vocabulary",
+            vocabulary,
+            self.vocabulary,
+        )
     }
 }
 
-/// Cross-entropy of a head, as a backend implements it.
-///
-/// Both methods have a default body of ordinary operations on blocks of the vocabulary. The
-/// implementation for [`Autodiff`](burn::backend::Autodiff) adds the backward.
-///
-/// # Shapes
-/// - hidden: `[rows, channels]`; weight: `[vocabulary, channels]`
-/// - loss, gradient: `[1]`; f32, or f64 for f64 tensors
-/// - log_sum_exp: `[rows]`, of the type of the loss
-///
-/// # Panics
-/// If shapes or types disagree; [`CrossEntropyOp::check`] reports the reason.
-#[backend_extension(
-    Flex: cfg(feature = "flex"),
-    Cube: cfg(feature = "cube"),
-    Remote: cfg(feature = "remote"),
-    Autodiff
-)]
-pub trait CrossEntropyOps: Backend {
-    /// Computes the mean loss, and the logarithm of the sum of the exponentials of each row of
-    /// logits.
-    fn cross_entropy_forward(
-        hidden: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        op: CrossEntropyOp,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        blocks::forward::<Self>(hidden, weight, &op)
-    }
+operation! {
+    /// Cross-entropy of a head, as a backend implements it.
+    ///
+    /// Both methods have a default body of ordinary operations on blocks of the vocabulary. The
+    /// implementation for [`Autodiff`](burn::backend::Autodiff) adds the backward.
+    ///
+    /// # Shapes
+    /// - hidden: `[rows, channels]`; weight: `[vocabulary, channels]`
+    /// - loss, gradient: `[1]`; f32, or f64 for f64 tensors
+    /// - log_sum_exp: `[rows]`, of the type of the loss
+    ///
+    /// # Panics
+    /// If shapes or types disagree; [`CrossEntropyOp::check`] reports the reason.
+    pub trait CrossEntropyOps {
+        /// Computes the mean loss, and the logarithm of the sum of the exponentials of each row of
+        /// logits.
+        fn cross_entropy_forward(
+            hidden: FloatTensor<Self>,
+            weight: FloatTensor<Self>,
+            op: CrossEntropyOp,
+        ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+            blocks::forward::<Self>(hidden, weight, &op)
+        }
 
-    /// Computes the gradients of hidden and, if `weight_wanted`, of the weight, from the loss's
-    /// gradient.
-    fn cross_entropy_backward(
-        hidden: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        log_sum_exp: FloatTensor<Self>,
-        gradient: FloatTensor<Self>,
-        weight_wanted: bool,
-        op: CrossEntropyOp,
-    ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
-        let tensors = [hidden, weight, log_sum_exp, gradient];
-        blocks::backward::<Self>(tensors, weight_wanted, &op)
+        /// Computes the gradients of hidden and, if `weight_wanted`, of the weight, from the loss's
+        /// gradient.
+        fn cross_entropy_backward(
+            hidden: FloatTensor<Self>,
+            weight: FloatTensor<Self>,
+            log_sum_exp: FloatTensor<Self>,
+            gradient: FloatTensor<Self>,
+            weight_wanted: bool,
+            op: CrossEntropyOp,
+        ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
+            let tensors = [hidden, weight, log_sum_exp, gradient];
+            blocks::backward::<Self>(tensors, weight_wanted, &op)
+        }
     }
 }
 

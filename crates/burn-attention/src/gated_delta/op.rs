@@ -1,12 +1,10 @@
 //! The operation as backends implement it.
 
-use burn::backend::{
-    Backend, ExtensionType, TensorMetadata, backend_extension, tensor::FloatTensor,
-};
+use burn::backend::{Backend, ExtensionType, TensorMetadata, tensor::FloatTensor};
 use burn_fused::{accumulator, expect};
 
 use super::{chunks, gradients};
-use crate::error::{AttentionError, Result};
+use crate::error::{AttentionError, Result, equal};
 use crate::sequences::Sequences;
 
 /// One pass of the gated delta rule: its sequences, and options of its computation.
@@ -108,22 +106,14 @@ impl GatedDeltaOp {
         shapes("v but its channels", "g", &v.shape()[..3], &g.shape())?;
         let sizes = Sizes::of(q, v);
         let [batch, tokens, ..] = v.shape().dims::<4>();
-        let lengths = "the sequences";
-        for (left, right, dimension, left_size, right_size) in [
-            ("q", "v", "batch", sizes.batch, batch),
-            ("q", "v", "tokens", sizes.tokens, tokens),
-            ("q", lengths, "tokens", tokens, self.sequences.tokens()),
-        ] {
-            if left_size != right_size {
-                return Err(AttentionError::Size {
-                    left,
-                    right,
-                    dimension,
-                    left_size,
-                    right_size,
-                });
-            }
-        }
+        equal(["q", "v"], "batch", sizes.batch, batch)?;
+        equal(["q", "v"], "tokens", sizes.tokens, tokens)?;
+        equal(
+            ["q", "the sequences"],
+            "tokens",
+            tokens,
+            self.sequences.tokens(),
+        )?;
         if sizes.key_dim == 0 {
             return Err(AttentionError::NoChannels);
         }
@@ -135,55 +125,52 @@ impl GatedDeltaOp {
     }
 }
 
-/// The gated delta rule, as a backend implements it.
-///
-/// Both methods have a default body of ordinary operations on chunks of tokens. The implementation
-/// for [`Autodiff`](burn::backend::Autodiff) adds the backward.
-///
-/// # Shapes
-/// - q, k: `[batch, tokens, key_heads, key_dim]`; v, out: `[batch, tokens, heads, value_dim]`; g,
-///   beta: `[batch, tokens, heads]`, f32, or f64 for f64 tensors
-/// - states: `[chunks + 1, batch * heads, key_dim, value_dim]`, or only the last, in the type of g
-///
-/// # Panics
-/// If shapes or types disagree; [`GatedDeltaOp::check`] reports the reason.
-#[backend_extension(
-    Flex: cfg(feature = "flex"),
-    Cube: cfg(feature = "cube"),
-    Remote: cfg(feature = "remote"),
-    Autodiff
-)]
-pub trait GatedDeltaOps: Backend {
-    /// Computes the output and the states.
-    fn gated_delta_forward(
-        q: FloatTensor<Self>,
-        k: FloatTensor<Self>,
-        v: FloatTensor<Self>,
-        g: FloatTensor<Self>,
-        beta: FloatTensor<Self>,
-        op: GatedDeltaOp,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        chunks::forward::<Self>([q, k, v, g, beta], &op)
-    }
+operation! {
+    /// The gated delta rule, as a backend implements it.
+    ///
+    /// Both methods have a default body of ordinary operations on chunks of tokens. The
+    /// implementation for [`Autodiff`](burn::backend::Autodiff) adds the backward.
+    ///
+    /// # Shapes
+    /// - q, k: `[batch, tokens, key_heads, key_dim]`; v, out: `[batch, tokens, heads, value_dim]`;
+    ///   g, beta: `[batch, tokens, heads]`, f32, or f64 for f64 tensors
+    /// - states: `[chunks + 1, batch * heads, key_dim, value_dim]`, or only the last, in the type
+    ///   of g
+    ///
+    /// # Panics
+    /// If shapes or types disagree; [`GatedDeltaOp::check`] reports the reason.
+    pub trait GatedDeltaOps {
+        /// Computes the output and the states.
+        fn gated_delta_forward(
+            q: FloatTensor<Self>,
+            k: FloatTensor<Self>,
+            v: FloatTensor<Self>,
+            g: FloatTensor<Self>,
+            beta: FloatTensor<Self>,
+            op: GatedDeltaOp,
+        ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+            chunks::forward::<Self>([q, k, v, g, beta], &op)
+        }
 
-    /// Computes the gradients of q, k, v, g and beta from the output's gradient.
-    #[allow(
-        clippy::type_complexity,
-        reason = "the macro reads tuples of tensors alone"
-    )]
-    fn gated_delta_backward(
-        #[extension_type] kept: KeptStates<Self>,
-        gradient: FloatTensor<Self>,
-        op: GatedDeltaOp,
-    ) -> (
-        FloatTensor<Self>,
-        FloatTensor<Self>,
-        FloatTensor<Self>,
-        FloatTensor<Self>,
-        FloatTensor<Self>,
-    ) {
-        let [q, k, v, g, beta] = gradients::backward::<Self>(kept, gradient, &op);
-        (q, k, v, g, beta)
+        /// Computes the gradients of q, k, v, g and beta from the output's gradient.
+        #[allow(
+            clippy::type_complexity,
+            reason = "the macro reads tuples of tensors alone"
+        )]
+        fn gated_delta_backward(
+            #[extension_type] kept: KeptStates<Self>,
+            gradient: FloatTensor<Self>,
+            op: GatedDeltaOp,
+        ) -> (
+            FloatTensor<Self>,
+            FloatTensor<Self>,
+            FloatTensor<Self>,
+            FloatTensor<Self>,
+            FloatTensor<Self>,
+        ) {
+            let [q, k, v, g, beta] = gradients::backward::<Self>(kept, gradient, &op);
+            (q, k, v, g, beta)
+        }
     }
 }
 

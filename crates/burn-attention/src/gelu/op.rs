@@ -1,26 +1,22 @@
 //! The operation as backends implement it.
 
-use burn::backend::{Backend, backend_extension, tensor::FloatTensor};
+use burn::backend::tensor::FloatTensor;
 
-/// x times the standard normal distribution function of x, as a backend implements it.
-///
-/// The methods are burn's on backends whose backward belongs to this function. The implementation
-/// for [`Autodiff`](burn::backend::Autodiff) adds the backward.
-#[backend_extension(
-    Flex: cfg(feature = "flex"),
-    Cube: cfg(feature = "cube"),
-    Remote: cfg(feature = "remote"),
-    Autodiff
-)]
-pub trait GeluOps: Backend {
-    /// Computes the output.
-    fn gelu_forward(x: FloatTensor<Self>) -> FloatTensor<Self> {
-        Self::gelu(x)
-    }
+operation! {
+    /// x times the standard normal distribution function of x, as a backend implements it.
+    ///
+    /// The methods are burn's on backends whose backward belongs to this function. The
+    /// implementation for [`Autodiff`](burn::backend::Autodiff) adds the backward.
+    pub trait GeluOps {
+        /// Computes the output.
+        fn gelu_forward(x: FloatTensor<Self>) -> FloatTensor<Self> {
+            Self::gelu(x)
+        }
 
-    /// Computes the gradient of x from the output's gradient.
-    fn gelu_gradient(x: FloatTensor<Self>, gradient: FloatTensor<Self>) -> FloatTensor<Self> {
-        Self::gelu_backward(x, gradient)
+        /// Computes the gradient of x from the output's gradient.
+        fn gelu_gradient(x: FloatTensor<Self>, gradient: FloatTensor<Self>) -> FloatTensor<Self> {
+            Self::gelu_backward(x, gradient)
+        }
     }
 }
 

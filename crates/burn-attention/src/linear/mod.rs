@@ -13,7 +13,7 @@ use burn::tensor::{DType, Device, Tensor};
 use burn_fused::primitive::zeros_from;
 use burn_fused::{accumulator, expect};
 
-use crate::error::{AttentionError, Result};
+use crate::error::{AttentionError, Result, equal};
 use crate::gradients::Source;
 
 pub use op::LinearOps;
@@ -210,33 +210,21 @@ fn check<const D: usize>(
     bias: Option<&Tensor<1>>,
     adapter: Option<&[Tensor<2>; 2]>,
 ) -> Result<()> {
-    let size = |left, right, dimension, left_size, right_size| {
-        if left_size == right_size {
-            return Ok(());
-        }
-        Err(AttentionError::Size {
-            left,
-            right,
-            dimension,
-            left_size,
-            right_size,
-        })
-    };
     let wide = DType::from(accumulator(x.dtype())?);
     let first = x.clone().into_dispatch();
     let [inputs, outputs] = weight.dims();
     expect("weight", &weight.clone().into_dispatch(), x.dtype(), &first)?;
-    size("x", "weight", "inputs", x.dims()[D - 1], inputs)?;
+    equal(["x", "weight"], "inputs", x.dims()[D - 1], inputs)?;
     if let Some(bias) = bias {
         expect("bias", &bias.clone().into_dispatch(), x.dtype(), &first)?;
-        size("bias", "weight", "outputs", bias.dims()[0], outputs)?;
+        equal(["bias", "weight"], "outputs", bias.dims()[0], outputs)?;
     }
     if let Some([a, b]) = adapter {
         expect("a", &a.clone().into_dispatch(), wide, &first)?;
         expect("b", &b.clone().into_dispatch(), wide, &first)?;
-        size("a", "weight", "inputs", a.dims()[0], inputs)?;
-        size("b", "weight", "outputs", b.dims()[1], outputs)?;
-        size("a", "b", "rank", a.dims()[1], b.dims()[0])?;
+        equal(["a", "weight"], "inputs", a.dims()[0], inputs)?;
+        equal(["b", "weight"], "outputs", b.dims()[1], outputs)?;
+        equal(["a", "b"], "rank", a.dims()[1], b.dims()[0])?;
     }
     // burn-flex 0.22.1 reads beyond its memory in a product without elements.
     let rank = adapter.map_or(1, |[a, _]| a.dims()[1]);

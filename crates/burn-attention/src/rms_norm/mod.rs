@@ -12,7 +12,7 @@ use burn_fused::primitive::zeros_from;
 use burn_fused::{accumulator, expect, least, rounded};
 
 use crate::backends;
-use crate::error::{AttentionError, Result};
+use crate::error::{AttentionError, Result, equal};
 
 pub use op::RmsNormOps;
 
@@ -72,15 +72,7 @@ pub(crate) fn check<T: TensorMetadata>(x: &T, weight: &T, epsilon: f64) -> Resul
     expect("weight", weight, x.dtype(), x)?;
     let channels = x.shape().last().copied().unwrap_or(1);
     let [weight_channels] = weight.shape().dims();
-    if channels != weight_channels {
-        return Err(AttentionError::Size {
-            left: "x",
-            right: "weight",
-            dimension: "channels",
-            left_size: channels,
-            right_size: weight_channels,
-        });
-    }
+    equal(["x", "weight"], "channels", channels, weight_channels)?;
     let computed = rounded(epsilon, wide);
     if epsilon != 0.0 && !(computed.is_finite() && computed >= least(wide)) {
         return Err(AttentionError::Epsilon { found: epsilon });

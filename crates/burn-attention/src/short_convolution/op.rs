@@ -1,10 +1,10 @@
 //! The operation as backends implement it.
 
-use burn::backend::{Backend, TensorMetadata, backend_extension, tensor::FloatTensor};
+use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn_fused::{accumulator, expect};
 
 use super::composed;
-use crate::error::{AttentionError, Result};
+use crate::error::{AttentionError, Result, equal};
 use crate::sequences::Sequences;
 
 /// One convolution: its sequences.
@@ -24,20 +24,13 @@ impl ShortConvolutionOp {
         expect("weight", weight, x.dtype(), x)?;
         let [_, tokens, channels] = x.shape().dims();
         let [weight_channels, taps] = weight.shape().dims();
-        for (right, dimension, left_size, right_size) in [
-            ("weight", "channels", channels, weight_channels),
-            ("the sequences", "tokens", tokens, self.sequences.tokens()),
-        ] {
-            if left_size != right_size {
-                return Err(AttentionError::Size {
-                    left: "x",
-                    right,
-                    dimension,
-                    left_size,
-                    right_size,
-                });
-            }
-        }
+        equal(["x", "weight"], "channels", channels, weight_channels)?;
+        equal(
+            ["x", "the sequences"],
+            "tokens",
+            tokens,
+            self.sequences.tokens(),
+        )?;
         if taps == 0 {
             return Err(AttentionError::NoChannels);
         }
@@ -45,40 +38,36 @@ impl ShortConvolutionOp {
     }
 }
 
-/// A short causal convolution of each channel, and SiLU, as a backend implements it.
-///
-/// Both methods have a default body of ordinary operations. The implementation for
-/// [`Autodiff`](burn::backend::Autodiff) adds the backward.
-///
-/// # Shapes
-/// - x, out: `[batch, tokens, channels]`; weight: `[channels, taps]`, in the type of x
-///
-/// # Panics
-/// If shapes or types disagree; [`ShortConvolutionOp::check`] reports the reason.
-#[backend_extension(
-    Flex: cfg(feature = "flex"),
-    Cube: cfg(feature = "cube"),
-    Remote: cfg(feature = "remote"),
-    Autodiff
-)]
-pub trait ShortConvolutionOps: Backend {
-    /// Computes the output.
-    fn short_convolution_forward(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        op: ShortConvolutionOp,
-    ) -> FloatTensor<Self> {
-        composed::forward::<Self>(x, weight, &op)
-    }
+operation! {
+    /// A short causal convolution of each channel, and SiLU, as a backend implements it.
+    ///
+    /// Both methods have a default body of ordinary operations. The implementation for
+    /// [`Autodiff`](burn::backend::Autodiff) adds the backward.
+    ///
+    /// # Shapes
+    /// - x, out: `[batch, tokens, channels]`; weight: `[channels, taps]`, in the type of x
+    ///
+    /// # Panics
+    /// If shapes or types disagree; [`ShortConvolutionOp::check`] reports the reason.
+    pub trait ShortConvolutionOps {
+        /// Computes the output.
+        fn short_convolution_forward(
+            x: FloatTensor<Self>,
+            weight: FloatTensor<Self>,
+            op: ShortConvolutionOp,
+        ) -> FloatTensor<Self> {
+            composed::forward::<Self>(x, weight, &op)
+        }
 
-    /// Computes the gradients of x and the weight from the output's gradient.
-    fn short_convolution_backward(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        gradient: FloatTensor<Self>,
-        op: ShortConvolutionOp,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        composed::backward::<Self>(x, weight, gradient, &op)
+        /// Computes the gradients of x and the weight from the output's gradient.
+        fn short_convolution_backward(
+            x: FloatTensor<Self>,
+            weight: FloatTensor<Self>,
+            gradient: FloatTensor<Self>,
+            op: ShortConvolutionOp,
+        ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+            composed::backward::<Self>(x, weight, gradient, &op)
+        }
     }
 }
 

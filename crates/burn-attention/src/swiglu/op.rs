@@ -1,32 +1,28 @@
 //! The operation as backends implement it.
 
-use burn::backend::{Backend, backend_extension, tensor::FloatTensor};
+use burn::backend::tensor::FloatTensor;
 
 use super::composed;
 
-/// silu(gate) * up, as a backend implements it.
-///
-/// Both methods have a default body of ordinary operations. The implementation for
-/// [`Autodiff`](burn::backend::Autodiff) adds the backward.
-#[backend_extension(
-    Flex: cfg(feature = "flex"),
-    Cube: cfg(feature = "cube"),
-    Remote: cfg(feature = "remote"),
-    Autodiff
-)]
-pub trait SwiGluOps: Backend {
-    /// Computes the output, in the shape and type of both inputs.
-    fn swiglu_forward(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self> {
-        composed::forward::<Self>(gate, up)
-    }
+operation! {
+    /// silu(gate) * up, as a backend implements it.
+    ///
+    /// Both methods have a default body of ordinary operations. The implementation for
+    /// [`Autodiff`](burn::backend::Autodiff) adds the backward.
+    pub trait SwiGluOps {
+        /// Computes the output, in the shape and type of both inputs.
+        fn swiglu_forward(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self> {
+            composed::forward::<Self>(gate, up)
+        }
 
-    /// Computes the gradients of gate and up from the output's gradient.
-    fn swiglu_backward(
-        gate: FloatTensor<Self>,
-        up: FloatTensor<Self>,
-        gradient: FloatTensor<Self>,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        composed::backward::<Self>(gate, up, gradient)
+        /// Computes the gradients of gate and up from the output's gradient.
+        fn swiglu_backward(
+            gate: FloatTensor<Self>,
+            up: FloatTensor<Self>,
+            gradient: FloatTensor<Self>,
+        ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+            composed::backward::<Self>(gate, up, gradient)
+        }
     }
 }
 

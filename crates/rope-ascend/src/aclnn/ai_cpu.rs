@@ -16,6 +16,12 @@ use crate::sys::aclDataType;
 pub const REVISION: &str = "hicann/ops-math at c41933244c31, hicann/ops-nn at e5c3fa9327ea, \
                             hicann/ops-transformer at c29bc1069d32";
 
+macro_rules! engines {
+    ($($operators:literal: $ai_core:literal, $ai_cpu:literal;)*) => {
+        &[$(($operators, $ai_core, $ai_cpu)),*]
+    };
+}
+
 /// Operators, by their methods of [`Operators`](super::Operators), with the element types accepted
 /// by their first phases: those on the AI Core, and those on the AI CPU.
 ///
@@ -23,98 +29,46 @@ pub const REVISION: &str = "hicann/ops-math at c41933244c31, hicann/ops-nn at e5
 /// truth values. For a cast, it is the type of the input of casts to 32-bit floats
 /// ([`CASTS_ON_AI_CPU`] has the others). Integer powers with an exponent that has a shortcut run on
 /// the AI Core, and so do draws with a probability below 1.
-const ENGINES: &[(&str, &str, &str)] = &[
-    (
-        "add adds sub mul muls eq ne eq_scalar ne_scalar amax amin prod_dim",
-        "f32 f16 bf16 i64 i32 i8 u8 bool",
-        "f64 i16",
-    ),
-    (
-        "div divs normal embedding",
-        "f32 f16 bf16 i64 i32 i16 i8 u8 bool",
-        "f64",
-    ),
-    (
-        "remainder remainder_scalar arange",
-        "f32 f16 bf16 i64 i32",
-        "f64",
-    ),
-    ("pow pow_scalar", "f32 f16 bf16 i32 i8 u8", "f64 i64 i16"),
-    ("neg", "f32 f16 bf16 i64 i32 i8", "f64"),
-    ("abs", "f32 f16 bf16 i64 i32 u8 bool", "f64 i16 i8"),
-    ("sign", "f32 f16 bf16 i32 bool", "f64 i64"),
-    (
-        "sqrt reciprocal exp log log1p erf sin cos ceil sigmoid sigmoid_backward softmax \
-         log_softmax",
-        "f32 f16 bf16",
-        "f64",
-    ),
-    (
-        "tanh gelu gelu_backward embedding_backward mm add_mm batch_mm layer_norm flash_attention \
-         flash_attention_grad flash_attention_packed flash_attention_packed_grad",
-        "f32 f16 bf16",
-        "",
-    ),
-    ("floor", "f32 f16 bf16 i64 i32 i16 i8 u8 u16 u32 u64", "f64"),
-    ("round", "f32 f16 bf16 i32", "f64 i64"),
-    ("clamp argmax", "f32 f16 bf16 i64 i32", "f64 i16 i8 u8"),
-    ("relu", "f32 f16 bf16 i64 i32 i8 u8", ""),
-    (
-        "gt ge lt gt_scalar ge_scalar lt_scalar select_where",
-        "f32 f16 bf16 i64 i32 i8 u8 bool",
-        "f64 i16 u16 u32 u64",
-    ),
-    (
-        "le le_scalar",
-        "f32 f16 bf16 i64 i32 i8 u8 bool",
-        "f64 i16 u16",
-    ),
-    (
-        "logical_and logical_or logical_xor logical_not any all",
-        "f32 f16 bf16 i64 i32 i8 bool",
-        "f64 i16 u8",
-    ),
-    ("masked_fill", "f32 f16 bf16 i32 i8 bool", "i64"),
-    (
-        "cast",
-        "f32 f16 bf16 i64 i32 i16 i8 u8 bool",
-        "f64 u16 u32 u64",
-    ),
-    (
-        "fill",
-        "f32 f16 bf16 i64 i32 i8 u16 u32 u64 bool",
-        "f64 i16 u8",
-    ),
-    (
-        "copy",
-        "f32 f16 bf16 f64 i64 i32 i16 i8 u8 u16 u32 u64 bool",
-        "",
-    ),
-    ("uniform argmin", "f32 f16 bf16 i64 i32 i16 i8 u8", "f64"),
-    ("bernoulli", "f32 f16 bf16 i32 i8 u8 bool", "f64 i64 i16"),
-    ("reduce_sum", "f32 f16 bf16 i64 i32 bool", "f64 i16 i8 u8"),
-    ("mean", "f32 f16 bf16", "f64 i64 i32 i16 i8 u8"),
-    ("max_dim min_dim", "f32 f16 bf16 i64 bool", ""),
-    ("cumsum", "f32 f16 bf16 i32", "f64 i64 i16 i8 u8"),
-    ("cat", "f32 f16 bf16 f64 i64 i32 i16 i8 u8 bool", ""),
-    (
-        "repeat index_select",
-        "f32 f16 bf16 i64 i32 i16 i8 u8 u16 u32 u64 bool",
-        "f64",
-    ),
-    ("flip", "f32 f16 i64 i32 i16", "bf16 f64 i8 u8 bool"),
-    (
-        "gather",
-        "f32 f16 bf16 i64 i32 i16 i8 u8 u16 u32 u64",
-        "f64 bool",
-    ),
-    (
-        "scatter scatter_add",
-        "f32 f16 bf16 i32 i8 u8",
-        "f64 i64 i16 bool",
-    ),
-    ("index_add", "f32 f16 bf16 i32 i16", "f64 i64 i8 u8 bool"),
-];
+const ENGINES: &[(&str, &str, &str)] = engines! {
+    "add adds sub mul muls eq ne eq_scalar ne_scalar amax amin prod_dim":
+        "f32 f16 bf16 i64 i32 i8 u8 bool", "f64 i16";
+    "div divs normal embedding": "f32 f16 bf16 i64 i32 i16 i8 u8 bool", "f64";
+    "remainder remainder_scalar arange": "f32 f16 bf16 i64 i32", "f64";
+    "pow pow_scalar": "f32 f16 bf16 i32 i8 u8", "f64 i64 i16";
+    "neg": "f32 f16 bf16 i64 i32 i8", "f64";
+    "abs": "f32 f16 bf16 i64 i32 u8 bool", "f64 i16 i8";
+    "sign": "f32 f16 bf16 i32 bool", "f64 i64";
+    "sqrt reciprocal exp log log1p erf sin cos ceil sigmoid sigmoid_backward softmax log_softmax":
+        "f32 f16 bf16", "f64";
+    "tanh gelu gelu_backward embedding_backward mm add_mm batch_mm layer_norm flash_attention \
+     flash_attention_grad flash_attention_packed flash_attention_packed_grad":
+        "f32 f16 bf16", "";
+    "floor": "f32 f16 bf16 i64 i32 i16 i8 u8 u16 u32 u64", "f64";
+    "round": "f32 f16 bf16 i32", "f64 i64";
+    "clamp argmax": "f32 f16 bf16 i64 i32", "f64 i16 i8 u8";
+    "relu": "f32 f16 bf16 i64 i32 i8 u8", "";
+    "gt ge lt gt_scalar ge_scalar lt_scalar select_where":
+        "f32 f16 bf16 i64 i32 i8 u8 bool", "f64 i16 u16 u32 u64";
+    "le le_scalar": "f32 f16 bf16 i64 i32 i8 u8 bool", "f64 i16 u16";
+    "logical_and logical_or logical_xor logical_not any all":
+        "f32 f16 bf16 i64 i32 i8 bool", "f64 i16 u8";
+    "masked_fill": "f32 f16 bf16 i32 i8 bool", "i64";
+    "cast": "f32 f16 bf16 i64 i32 i16 i8 u8 bool", "f64 u16 u32 u64";
+    "fill": "f32 f16 bf16 i64 i32 i8 u16 u32 u64 bool", "f64 i16 u8";
+    "copy": "f32 f16 bf16 f64 i64 i32 i16 i8 u8 u16 u32 u64 bool", "";
+    "uniform argmin": "f32 f16 bf16 i64 i32 i16 i8 u8", "f64";
+    "bernoulli": "f32 f16 bf16 i32 i8 u8 bool", "f64 i64 i16";
+    "reduce_sum": "f32 f16 bf16 i64 i32 bool", "f64 i16 i8 u8";
+    "mean": "f32 f16 bf16", "f64 i64 i32 i16 i8 u8";
+    "max_dim min_dim": "f32 f16 bf16 i64 bool", "";
+    "cumsum": "f32 f16 bf16 i32", "f64 i64 i16 i8 u8";
+    "cat": "f32 f16 bf16 f64 i64 i32 i16 i8 u8 bool", "";
+    "repeat index_select": "f32 f16 bf16 i64 i32 i16 i8 u8 u16 u32 u64 bool", "f64";
+    "flip": "f32 f16 i64 i32 i16", "bf16 f64 i8 u8 bool";
+    "gather": "f32 f16 bf16 i64 i32 i16 i8 u8 u16 u32 u64", "f64 bool";
+    "scatter scatter_add": "f32 f16 bf16 i32 i8 u8", "f64 i64 i16 bool";
+    "index_add": "f32 f16 bf16 i32 i16", "f64 i64 i8 u8 bool";
+};
 
 const ALL: &str = "f32 f16 bf16 f64 i64 i32 i16 i8 u8 u16 u32 u64 bool";
 

@@ -28,6 +28,28 @@ use std::ops::{Add, Mul, Sub};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 
+/// Runs a test of each pairing on a machine.
+pub fn on_each_pairing(machine: ascend_sim::Machine, test: impl Fn(&Bench, Pairing)) {
+    let bench = Bench::new(machine);
+    Pairing::ALL
+        .into_iter()
+        .for_each(|pairing| test(&bench, pairing));
+    bench.finish();
+}
+
+/// Heads, their rotated channels, heads of q and k, tokens and samples, such that each of two cores has
+/// whole batches, full tiles and several tokens.
+pub const FEW_CORES: [(usize, usize, [usize; 2], usize, usize); 4] = [
+    // Fewer tokens than parts of the heads, which do not divide 15 heads evenly.
+    (64, 64, [13, 2], 3, 1),
+    // The cores' shares end within a batch, and tiles within a share.
+    (64, 64, [5, 2], 37, 3),
+    // More channels pass through than are rotated.
+    (256, 64, [4, 2], 37, 2),
+    // Rows of angles that are no whole blocks.
+    (20, 12, [5, 2], 37, 3),
+];
+
 pub fn kernel_names(architecture: u32) -> Vec<String> {
     let mut names = Vec::new();
     for dtype in ["f32", "f16", "bf16"] {

@@ -7,7 +7,7 @@ use rope_ascend::safe::CommunicatorOptions;
 use vlm_train::job::{FinetuneConfig, RunRanks};
 use vlm_train::{OptimizerState, TrainedParts};
 
-use crate::arguments::count_in;
+use crate::arguments::{above_0, count_in};
 use crate::device::{Device, TokenArgs};
 
 const MOST_HOSTS: usize = 4096;
@@ -76,13 +76,6 @@ pub(crate) struct FinetuneArgs {
     /// All of these as a file of options.
     #[arg(skip)]
     pub(crate) written: String,
-}
-
-fn above_0(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(number) if number.is_finite() && number > 0.0 => Ok(number),
-        _ => Err("a number above 0 is expected".to_owned()),
-    }
 }
 
 impl FinetuneArgs {

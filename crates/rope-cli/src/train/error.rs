@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use burn::backend::ExecutionError;
 use mrope_digits::DigitsError;
+use plain_files::FileError;
 
 use crate::device::explained;
 
@@ -15,12 +16,8 @@ pub(crate) enum TrainError {
     #[error("{}", told(_0))]
     Run(#[from] DigitsError),
     /// A file or folder could not be read or written.
-    #[error("cannot {action} {}: {reason}", path.display())]
-    File {
-        action: &'static str,
-        path: PathBuf,
-        reason: String,
-    },
+    #[error(transparent)]
+    File(#[from] FileError),
     /// The run would overwrite what another program has written.
     #[error(
         "{} exists, and no run of mrope train wrote it; choose another --out, or move it away",
@@ -52,28 +49,14 @@ fn told(error: &DigitsError) -> String {
     }
 }
 
-impl From<plain_files::FileError> for TrainError {
-    fn from(error: plain_files::FileError) -> Self {
-        Self::File {
-            action: error.action,
-            path: error.path,
-            reason: error.cause.to_string(),
-        }
-    }
-}
-
 impl TrainError {
     /// For `map_err`: the failed action and its file.
     pub(crate) fn file<E: std::fmt::Display>(
         action: &'static str,
         path: impl Into<PathBuf>,
     ) -> impl FnOnce(E) -> Self {
-        let path = path.into();
-        move |error| Self::File {
-            action,
-            path,
-            reason: error.to_string(),
-        }
+        let failed = FileError::during(action, path);
+        move |error| Self::File(failed(error))
     }
 }
 

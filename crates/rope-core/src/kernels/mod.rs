@@ -130,6 +130,21 @@ pub(crate) trait KernelElement: Sized {
         Self: crate::Element;
 }
 
+/// A kernel with the registers of an instruction set.
+macro_rules! for_set {
+    ($set:ident, $tile:ident) => {
+        match $set.0 {
+            Kind::Portable => $tile::<Portable<4>, Self>,
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx2 => $tile::<Avx2, Self>,
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512 => $tile::<Avx512, Self>,
+            #[cfg(target_arch = "aarch64")]
+            Kind::Neon => $tile::<Neon, Self>,
+        }
+    };
+}
+
 macro_rules! kernels_for {
     ($($element:ty $(: $are_safe:path)?;)*) => {$(
         impl KernelElement for $element {
@@ -138,27 +153,11 @@ macro_rules! kernels_for {
             })?
             #[inline(never)]
             fn kernel(set: InstructionSet) -> TileKernel<Self> {
-                match set.0 {
-                    Kind::Portable => rotate_tile::<Portable<4>, Self>,
-                    #[cfg(target_arch = "x86_64")]
-                    Kind::Avx2 => rotate_tile::<Avx2, Self>,
-                    #[cfg(target_arch = "x86_64")]
-                    Kind::Avx512 => rotate_tile::<Avx512, Self>,
-                    #[cfg(target_arch = "aarch64")]
-                    Kind::Neon => rotate_tile::<Neon, Self>,
-                }
+                for_set!(set, rotate_tile)
             }
             #[inline(never)]
             fn norm_kernel(set: InstructionSet) -> NormKernel<Self> {
-                match set.0 {
-                    Kind::Portable => norm_tile::<Portable<4>, Self>,
-                    #[cfg(target_arch = "x86_64")]
-                    Kind::Avx2 => norm_tile::<Avx2, Self>,
-                    #[cfg(target_arch = "x86_64")]
-                    Kind::Avx512 => norm_tile::<Avx512, Self>,
-                    #[cfg(target_arch = "aarch64")]
-                    Kind::Neon => norm_tile::<Neon, Self>,
-                }
+                for_set!(set, norm_tile)
             }
         }
     )*};

@@ -759,13 +759,10 @@ impl TextEncoder {
     fn label_chatml(
         &self,
         text: &str,
-        Parts {
-            turns,
-            trained,
-            through,
-        }: Parts<'_>,
+        parts: Parts<'_>,
         rule: LabelRule,
     ) -> Result<(Vec<u32>, Vec<i64>)> {
+        let (turns, trained) = (parts.turns, parts.trained);
         let cuts: Vec<usize> = match rule {
             LabelRule::Qwen | LabelRule::Generation => Vec::new(),
             LabelRule::LlamaFactory => turns.iter().map(|turn| turn.answer.start).collect(),
@@ -774,7 +771,7 @@ impl TextEncoder {
         let (ids, starts) = self.encode_pieces(text, &cuts)?;
         let mut labels = vec![IGNORED; ids.len()];
         let mut before = 0;
-        for ((turn, train), through) in turns.iter().zip(trained).zip(through) {
+        for ((turn, train), through) in turns.iter().zip(trained).zip(parts.through) {
             let first = starts.partition_point(|&start| start < turn.answer.start);
             let end = starts.partition_point(|&start| start < turn.answer.end);
             // The end of the turn, and the line break after it.

@@ -10,7 +10,7 @@ use vlm_data::{BatchSize, Cut, HeldOut, LoaderOptions, OnError, Share};
 use vlm_models::VlmConfig;
 use vlm_models::rope_core::position_ids::Compatibility;
 
-use super::parse::{count_in, seed};
+use super::parse::{above_0, count_in, seed};
 use super::parts::LayerRange;
 use super::records::{DataFile, Faulty, LabelOptions, RecordOptions, TooLong};
 use crate::checkpoint::Identity;
@@ -458,13 +458,6 @@ fn held_out(text: &str) -> Result<HeldOut, String> {
         .map(HeldOut::Share)
         .or(records.map(HeldOut::Records))
         .ok_or_else(|| "a share between 0 and 1 or a number of records is expected".to_owned())
-}
-
-fn above_0(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(number) if number.is_finite() && number > 0.0 => Ok(number),
-        _ => Err("a number above 0 is expected".to_owned()),
-    }
 }
 
 /// The names that all linear layers have in other programs.

@@ -2,6 +2,7 @@
 
 mod config;
 mod data;
+mod keys;
 pub mod parse;
 mod parts;
 mod records;
@@ -25,6 +26,7 @@ pub use self::config::{
     Version,
 };
 use self::data::{Files, RunData};
+pub use self::keys::in_options;
 pub use self::parts::LayerRange;
 pub use self::records::{DataFile, Faulty, LabelOptions, RecordOptions, TooLong};
 pub use self::team::{HostTeam, Team};

@@ -31,6 +31,17 @@ where
     })
 }
 
+/// A number above 0.
+///
+/// # Errors
+/// For any other text.
+pub fn above_0(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(number) if number.is_finite() && number > 0.0 => Ok(number),
+        _ => Err("expected a number above 0".to_owned()),
+    }
+}
+
 /// One of `all` by its name; `--help` and errors list the names.
 pub fn one_of<T: Copy + Send + Sync + 'static>(
     all: &'static [T],

@@ -9,7 +9,7 @@ use serde::{Serialize, Serializer};
 use vlm_data::text::{DataIndex, FileOptions, Format, LabelRule, Overlong, TextError, Trained};
 use vlm_data::{SampleOptions, Share, VlmDataError};
 
-use super::parse::{MAX_TOKENS, count_in, one_of};
+use super::parse::{MAX_TOKENS, above_0, count_in, one_of};
 
 /// Options about records and media.
 #[derive(Args, Clone, Debug, Serialize)]
@@ -52,7 +52,7 @@ pub struct RecordOptions {
     pub video_max_pixels: Option<u64>,
 
     /// Frames per second of videos whose record states none [default: 2 for video files]
-    #[arg(long, value_parser = rate)]
+    #[arg(long, value_parser = above_0)]
     pub fps: Option<f64>,
 }
 
@@ -140,13 +140,6 @@ fn format_name(format: Format) -> &'static str {
 
 fn format_text<S: Serializer>(format: &Format, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(format_name(*format))
-}
-
-fn rate(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(rate) if rate.is_finite() && rate > 0.0 => Ok(rate),
-        _ => Err("expected a number of frames per second, above 0".to_owned()),
-    }
 }
 
 impl RecordOptions {

@@ -24,6 +24,25 @@ pub(crate) const ALL: [ModelPart; 3] = [ModelPart::Tower, ModelPart::Merger, Mod
 pub(crate) const SAMPLES: usize = 8;
 const BATCH: usize = 4;
 
+/// A folder of a test, removed at its end.
+pub(crate) struct Folder(pub(crate) PathBuf);
+
+impl Folder {
+    pub(crate) fn new(name: &str) -> Self {
+        let name = format!("vlm-train-{name}-{}", std::process::id());
+        let folder = Self(std::env::temp_dir().join(name));
+        let _none = std::fs::remove_dir_all(&folder.0);
+        std::fs::create_dir_all(&folder.0).unwrap();
+        folder
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _gone = std::fs::remove_dir_all(&self.0);
+    }
+}
+
 pub(crate) fn fixtures() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures")
 }

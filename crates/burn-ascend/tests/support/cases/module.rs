@@ -175,6 +175,26 @@ pub(crate) fn sequences<B: Backend>(s: &mut Suite<B>) {
         Float::ctc_loss(a.f(), a.i(), a.i(), a.i(), 0););
 }
 
+/// A convolution with a bias, and the gradients of its weight and bias.
+macro_rules! layer {
+    ($s:ident, [$x:ident, $weight:ident, $bias:ident, $grad:ident], $options:ident,
+     $conv:ident $weight_backward:ident $bias_backward:ident) => {{
+        let note = format!("{:?}", $options);
+        let [o1, o2] = [(); 2].map(|()| $options.clone());
+        let inputs = [$x.clone(), $weight.clone(), $bias.clone()];
+        op!($s, Scaled(32), inputs, note.clone(), |a| {
+            Float::$conv(a.f(), a.f(), Some(a.f()), o1.clone())
+        });
+        let inputs = [$x.clone(), $weight, $grad.clone()];
+        op!($s, Scaled(32), inputs, note.clone(), |a| {
+            Float::$weight_backward(a.f(), a.f(), a.f(), o2.clone())
+        });
+        op!($s, Scaled(32), [$x, $bias, $grad], note, |a| {
+            Float::$bias_backward(a.f(), a.f(), a.f())
+        });
+    }};
+}
+
 /// Expands for 1, 2 and 3 spatial dimensions.
 macro_rules! convolutions {
     ($s:ident, $n:literal, $conv:ident $x_backward:ident $weight_backward:ident $bias_backward:ident,
@@ -205,40 +225,16 @@ macro_rules! convolutions {
             );
             let bias = $s.plain(&[6], &UNIT);
             let grad = $s.input(&[&[2, 6][..], &out].concat(), view, &UNIT);
-            let note = format!("{options:?}");
-            let o = options;
-            let [o1, o2, o3, o4] = [(); 4].map(|()| o.clone());
-            op!(
-                $s,
-                Scaled(32),
-                [x.clone(), weight.clone(), bias.clone()],
-                note.clone(),
-                |a| Float::$conv(a.f(), a.f(), Some(a.f()), o1.clone())
-            );
-            op!(
-                $s,
-                Scaled(32),
-                [x.clone(), weight.clone()],
-                format!("no bias {note}"),
-                |a| Float::$conv(a.f(), a.f(), None, o2.clone())
-            );
-            op!(
-                $s,
-                Scaled(32),
-                [x.clone(), weight.clone(), grad.clone()],
-                note.clone(),
-                |a| Float::$x_backward(a.f(), a.f(), a.f(), o3.clone())
-            );
-            op!(
-                $s,
-                Scaled(32),
-                [x.clone(), weight, grad.clone()],
-                note.clone(),
-                |a| Float::$weight_backward(a.f(), a.f(), a.f(), o4.clone())
-            );
-            op!($s, Scaled(32), [x, bias, grad], note, |a| {
-                Float::$bias_backward(a.f(), a.f(), a.f())
+            let (o, note) = (options.clone(), format!("no bias {options:?}"));
+            op!($s, Scaled(32), [x.clone(), weight.clone()], note, |a| {
+                Float::$conv(a.f(), a.f(), None, o.clone())
             });
+            let inputs = [x.clone(), weight.clone(), grad.clone()];
+            let (o, note) = (options.clone(), format!("{options:?}"));
+            op!($s, Scaled(32), inputs, note, |a| {
+                Float::$x_backward(a.f(), a.f(), a.f(), o.clone())
+            });
+            layer!($s, [x, weight, bias, grad], options, $conv $weight_backward $bias_backward);
         }
         let options = [
             ConvTransposeOptions::<$n>::new([1; $n], [0; $n], [0; $n], [1; $n], 1),
@@ -259,33 +255,11 @@ macro_rules! convolutions {
             let weight = $s.input(&[&[4, 3][..], &kernel].concat(), view, &UNIT);
             let bias = $s.plain(&[channels_out], &UNIT);
             let grad = $s.input(&[&[2, channels_out][..], &out].concat(), view, &UNIT);
-            let note = format!("{options:?}");
-            let o = options;
-            let [o1, o2, o3] = [(); 3].map(|()| o.clone());
-            op!(
-                $s,
-                Scaled(32),
-                [x.clone(), weight.clone(), bias.clone()],
-                note.clone(),
-                |a| Float::$transpose(a.f(), a.f(), Some(a.f()), o1.clone())
-            );
-            op!(
-                $s,
-                Scaled(32),
-                [weight.clone(), grad.clone()],
-                note.clone(),
-                |a| Float::$tx_backward(a.f(), a.f(), o2.clone())
-            );
-            op!(
-                $s,
-                Scaled(32),
-                [x.clone(), weight, grad.clone()],
-                note.clone(),
-                |a| Float::$tweight_backward(a.f(), a.f(), a.f(), o3.clone())
-            );
-            op!($s, Scaled(32), [x, bias, grad], note, |a| {
-                Float::$tbias_backward(a.f(), a.f(), a.f())
+            let (o, note) = (options.clone(), format!("{options:?}"));
+            op!($s, Scaled(32), [weight.clone(), grad.clone()], note, |a| {
+                Float::$tx_backward(a.f(), a.f(), o.clone())
             });
+            layer!($s, [x, weight, bias, grad], options, $transpose $tweight_backward $tbias_backward);
         }
     }};
 }

@@ -10,7 +10,7 @@ use burn::tensor::Shape;
 use burn_fused::{for_dtype, zeros};
 
 use crate::attention::blocks;
-use crate::attention::op::{AttentionOp, AttentionOps, Bias, Kept, Sizes};
+use crate::attention::op::{AttentionGradients, AttentionOp, AttentionOps, Bias, Kept, Sizes};
 use kernel::{Backward, BiasView, Gradients, HeadsView, Problem};
 use number::{Number, Real};
 
@@ -33,12 +33,7 @@ impl AttentionOps for Flex {
         gradient: FloatTensor<Self>,
         bias_wanted: bool,
         op: AttentionOp,
-    ) -> (
-        FloatTensor<Self>,
-        FloatTensor<Self>,
-        FloatTensor<Self>,
-        Option<FloatTensor<Self>>,
-    ) {
+    ) -> AttentionGradients<Self> {
         if op.blocks.is_some() {
             return blocks::backward::<Self>(kept, gradient, bias_wanted, &op);
         }
