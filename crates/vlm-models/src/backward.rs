@@ -13,9 +13,11 @@ use burn::tensor::{Gradients, Tensor};
 use burn_attention::{Source, backward_from};
 
 use crate::batch::Batch;
+use crate::decoder::Layer;
 use crate::error::{Result, VlmError};
 use crate::model::{Vlm, logits_by_blocks};
 use crate::random::Draws;
+use crate::step::{Common, Deepstack};
 use crate::tensors::trains;
 use crate::trace::Trace;
 use crate::vision::{VisionInputs, onward};
@@ -41,6 +43,68 @@ impl Default for Backward<'_> {
             weight: 1.0,
             seeds: None,
         }
+    }
+}
+
+/// The layers' inputs, kept between the forward and the backward pass.
+struct Tape<'a> {
+    common: Common<'a>,
+    deepstack: Option<Deepstack<'a>>,
+    inputs: Vec<Tensor<3>>,
+    /// True for each layer, and for the head, if the gradient of its input is needed.
+    wanted: Vec<bool>,
+}
+
+impl Tape<'_> {
+    /// Keeps the input of a layer, and computes its output.
+    fn forward(
+        &mut self,
+        index: usize,
+        layer: &Layer,
+        hidden: Tensor<3>,
+        trace: &mut Trace,
+    ) -> Result<Tensor<3>> {
+        self.inputs.push(hidden.clone());
+        trace.record(|| format!("hidden.{index}.in"), &hidden);
+        let output = layer.forward(hidden, self.common, None, index, trace)?;
+        trace.record(|| format!("hidden.{index}.out"), &output);
+        Ok(match &self.deepstack {
+            Some(deepstack) => deepstack.add(index, output),
+            None => output,
+        })
+    }
+
+    /// Reruns the last layer that has not been visited, and returns the gradient of its input.
+    fn backward(
+        &mut self,
+        index: usize,
+        layer: &Layer,
+        output_gradient: Tensor<3>,
+        each: &mut dyn FnMut(ParamId, Tensor<1>),
+    ) -> Result<Option<Tensor<3>>> {
+        let Some(input) = self.inputs.pop() else {
+            return Ok(None);
+        };
+        let input = leaf(input, self.wanted[index]);
+        let source = layer.source(input.clone(), self.common, index, output_gradient)?;
+        let mut gradients = backward_from([source]);
+        collect(layer, &mut gradients, each);
+        Ok(input.grad_remove(&mut gradients))
+    }
+
+    /// The number of layers to whose outputs features are added.
+    fn features(&self) -> usize {
+        self.deepstack
+            .as_ref()
+            .map_or(0, |deepstack| deepstack.features.len())
+    }
+
+    /// The gradient of the features that are added to an output.
+    fn feature_gradient(&self, output_gradient: &Tensor<3>) -> Option<Tensor<2>> {
+        let placeholders = self.deepstack.as_ref()?.placeholders.clone().inner();
+        let [rows, seq, channels] = output_gradient.dims();
+        let flat = output_gradient.clone().reshape([rows * seq, channels]);
+        Some(flat.select(0, placeholders))
     }
 }
 
@@ -119,19 +183,18 @@ impl Vlm {
         let merged = seen.as_ref().map(|seen| seen.merged.clone());
         let mut hidden = quiet.embeddings(batch, merged.clone());
         trace.record(|| "inputs_embeds".into(), &hidden);
-        let mut inputs = Vec::with_capacity(layers.len());
+        let mut tape = Tape {
+            common,
+            deepstack,
+            inputs: Vec::with_capacity(layers.len()),
+            wanted,
+        };
         for (index, layer) in quiet.language_model.layers.iter().enumerate() {
-            inputs.push(hidden.clone());
-            trace.record(|| format!("hidden.{index}.in"), &hidden);
-            hidden = layer.forward(hidden, common, None, index, trace)?;
-            trace.record(|| format!("hidden.{index}.out"), &hidden);
-            if let Some(deepstack) = &deepstack {
-                hidden = deepstack.add(index, hidden);
-            }
+            hidden = tape.forward(index, layer, hidden, trace)?;
         }
 
         // The final norm, the head and the loss.
-        let input = leaf(hidden, wanted[layers.len()]);
+        let input = leaf(hidden, tape.wanted[layers.len()]);
         let last = decoder.last(input.clone())?;
         trace.record(|| "hidden.final_norm".into(), &last);
         self.trace_logits(&last, trace);
@@ -150,25 +213,18 @@ impl Vlm {
         let mut gradient = input.grad_remove(&mut gradients);
         drop((input, gradients));
 
-        let mut feature_gradients = vec![None; deepstack.as_ref().map_or(0, |d| d.features.len())];
+        let mut feature_gradients = vec![None; tape.features()];
         for (index, layer) in layers.iter().enumerate().rev() {
-            let (Some(output_gradient), Some(input)) = (gradient.take(), inputs.pop()) else {
+            let Some(output_gradient) = gradient.take() else {
                 break;
             };
             trace.record(|| format!("gradient.hidden.{index}.out"), &output_gradient);
-            if let Some((feature_gradient, deepstack)) =
-                feature_gradients.get_mut(index).zip(deepstack.as_ref())
-                && tower_wanted
+            if let Some(feature_gradient) =
+                feature_gradients.get_mut(index).filter(|_| tower_wanted)
             {
-                let [rows, seq, channels] = output_gradient.dims();
-                let flat = output_gradient.clone().reshape([rows * seq, channels]);
-                *feature_gradient = Some(flat.select(0, deepstack.placeholders.clone().inner()));
+                *feature_gradient = tape.feature_gradient(&output_gradient);
             }
-            let input = leaf(input, wanted[index]);
-            let source = layer.source(input.clone(), common, index, output_gradient)?;
-            let mut gradients = backward_from([source]);
-            collect(layer, &mut gradients, each);
-            gradient = input.grad_remove(&mut gradients);
+            gradient = tape.backward(index, layer, output_gradient, each)?;
         }
 
         let (word_gradient, merged_gradient) = match gradient {

@@ -10,15 +10,16 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::io::ErrorKind;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use vlm_data::{DataPosition, Fingerprint};
 use vlm_models::Parameter;
-use vlm_models::file::{Entry, Sink, TensorFile};
+use vlm_models::file::{Entry, Sink, Stored, TensorFile};
 
 use crate::error::{Result, VlmTrainError};
 use crate::loss_scale::LossScale;
@@ -434,7 +435,9 @@ impl Trainer {
         }
         // The checksum covers the bytes in file order.
         found.sort_by_key(|(stored, ..)| stored.bytes().start);
-        let (mut checksum, mut values) = (Fingerprint::default(), HashMap::new());
+        let mut checksum = Fingerprint::default();
+        let mut values = HashMap::new();
+        let mut moments: HashMap<ParamId, [Option<Tensor<1>>; 2]> = HashMap::new();
         for (stored, kind, parameter) in found {
             let (elements, dtype) = (parameter.elements(), kind.dtype(parameter.dtype));
             if stored.shape != [elements] || stored.dtype() != Some(dtype) {
@@ -445,43 +448,31 @@ impl Trainer {
                 Some(shards) => shards.own(parameter.id).unwrap_or(0..0),
                 None => 0..elements,
             };
-            let is_transposed = run.version < 2 && parameter.name.ends_with(FIRST_OF_ADAPTER);
-            let (own, shard) = if is_transposed {
-                (0..elements, own)
-            } else {
-                (own, 0..0)
+            let is_old = run.version < 2 && parameter.name.ends_with(FIRST_OF_ADAPTER);
+            let transposed = is_old.then(|| parameter.shape.clone());
+            let whole = Whole {
+                source: &source,
+                stored,
+                elements,
+                dtype,
             };
-            let mut pieces = Vec::new();
-            for part in [0..own.start, own.clone(), own.end..elements] {
-                for start in part.clone().step_by(PIECE) {
-                    let range = start..part.end.min(start + PIECE);
-                    let data = source.read(&stored, dtype, range)?;
-                    checksum.add(data.bytes());
-                    if part == own {
-                        pieces.push(Tensor::<1>::from_data(data, (&device, dtype)));
-                    }
-                }
-            }
-            if pieces.is_empty() || (is_transposed && shard.is_empty()) {
+            let Some(tensor) = whole.read(own, transposed, &device, &mut checksum)? else {
                 continue;
-            }
-            let mut tensor = Tensor::cat(pieces, 0);
-            if let (true, [rank, inputs]) = (is_transposed, &parameter.shape[..]) {
-                let matrix = tensor.reshape([*inputs, *rank]).transpose();
-                tensor = matrix.reshape([elements]).slice(shard);
-            }
-            let state = self.optimizer.states.entry(parameter.id).or_default();
+            };
+            let id = parameter.id;
             match kind {
                 Kind::Parameter => {
-                    values.insert(parameter.id, tensor);
+                    values.insert(id, tensor);
                 }
-                Kind::Master => state.master = Some(tensor),
-                Kind::First | Kind::Second => {
-                    let moments = state
-                        .moments
-                        .get_or_insert_with(|| [tensor.clone(), tensor.clone()]);
-                    moments[usize::from(kind == Kind::Second)] = tensor;
-                }
+                Kind::Master => self.optimizer.states.entry(id).or_default().master = Some(tensor),
+                Kind::First => moments.entry(id).or_default()[0] = Some(tensor),
+                Kind::Second => moments.entry(id).or_default()[1] = Some(tensor),
+            }
+        }
+        for (id, moments) in moments {
+            if let [Some(first), Some(second)] = moments {
+                let state = self.optimizer.states.entry(id).or_default();
+                state.moments = Some([first, second]);
             }
         }
         if !stored.is_empty() || checksum.value() != run.checksum {
@@ -491,6 +482,53 @@ impl Trainer {
         }
         self.model = self.model.clone().map(&mut Fill { values });
         Ok(())
+    }
+}
+
+/// A tensor of a checkpoint's file.
+struct Whole<'a> {
+    source: &'a TensorFile,
+    stored: Stored,
+    elements: usize,
+    dtype: DType,
+}
+
+impl Whole<'_> {
+    /// Reads all bytes into the checksum, and returns the elements of a rank, if it has any. They
+    /// count in the parameter's shape where the file has its transpose, as before version 2.
+    fn read(
+        &self,
+        own: Range<usize>,
+        transposed: Option<Vec<usize>>,
+        device: &Device,
+        checksum: &mut Fingerprint,
+    ) -> Result<Option<Tensor<1>>> {
+        let kept = match &transposed {
+            Some(_) => 0..self.elements,
+            None => own.clone(),
+        };
+        let mut pieces = Vec::new();
+        for part in [0..kept.start, kept.clone(), kept.end..self.elements] {
+            for start in part.clone().step_by(PIECE) {
+                let range = start..part.end.min(start + PIECE);
+                let data = self.source.read(&self.stored, self.dtype, range)?;
+                checksum.add(data.bytes());
+                if part == kept {
+                    pieces.push(Tensor::<1>::from_data(data, (device, self.dtype)));
+                }
+            }
+        }
+        if pieces.is_empty() || own.is_empty() {
+            return Ok(None);
+        }
+        let tensor = Tensor::cat(pieces, 0);
+        Ok(Some(match transposed.as_deref() {
+            Some([rank, inputs]) => {
+                let matrix = tensor.reshape([*inputs, *rank]).transpose();
+                matrix.reshape([self.elements]).slice(own)
+            }
+            _ => tensor,
+        }))
     }
 }
 

@@ -263,34 +263,8 @@ impl Trainer {
                 LossRule::Tokens => labelled as f64 / all as f64,
                 LossRule::MicroBatches => 1.0 / counted as f64,
             };
-            let how = Backward {
-                recompute: self.recipe.recompute,
-                weight: weight * scale,
-                seeds: Some(&seeds(micro, self.recipe.seed, self.steps)),
-            };
-            let ready = self.model.batch(&inputs(micro, &device))?;
-            let mut add = |id, gradient| gradients.add(id, gradient);
-            let mut trace = match &recording {
-                Some(recording) => recording.trace(&self.model, micro)?,
-                None => Trace::off(),
-            };
-            let labels = &micro.labels;
-            let mean = self
-                .model
-                .backward_traced(&ready, labels, how, &mut trace, &mut add)?;
-            if let Some(recording) = &mut recording {
-                recording.add_pass(&self.model, micro, &ready, (trace, scale))?;
-            }
-            if !mean.is_finite() {
-                return Err(VlmTrainError::Diverged {
-                    quantity: "loss",
-                    value: mean,
-                    step,
-                    lines: lines(std::slice::from_ref(micro)),
-                    place: self.first_not_finite(micro)?,
-                });
-            }
-            loss += mean * weight;
+            let recording = recording.as_deref_mut();
+            loss += weight * self.micro_pass(micro, [weight, scale], &mut gradients, recording)?;
         }
         let ids = || self.parameters.iter().map(|parameter| parameter.id);
         if gradients.will_join {
@@ -306,24 +280,7 @@ impl Trainer {
         if joins && self.peers.is_some() {
             gradients.join(ids());
         }
-        let squares = gradients.squares(ids());
-        let mut squares = squares.map_err(|reason| VlmTrainError::Device { step, reason })?;
-        if let Some((_, peers)) = self.shards() {
-            squares = peers.add_squares(squares)?;
-        }
-        let norm = squares.sqrt();
-        let can_skip = self
-            .loss_scale
-            .is_some_and(|scale| scale.overflowed().is_some());
-        if !norm.is_finite() && !can_skip {
-            return Err(VlmTrainError::Diverged {
-                quantity: "gradient norm",
-                value: norm,
-                step,
-                lines: lines(batch),
-                place: "the loss is finite".to_owned(),
-            });
-        }
+        let norm = self.norm(&gradients, batch)?;
         if let Some(recording) = recording {
             recording.add_gradients(&self.parameters, &gradients)?;
         }
@@ -333,6 +290,69 @@ impl Trainer {
             tokens: read,
             gradients,
             norm,
+        })
+    }
+
+    /// Returns the mean loss of a micro-batch, and adds its gradients times the weight and the loss
+    /// scale.
+    fn micro_pass(
+        &self,
+        micro: &MicroBatch,
+        [weight, scale]: [f64; 2],
+        gradients: &mut GradientSums,
+        recording: Option<&mut Recording>,
+    ) -> Result<f64> {
+        let how = Backward {
+            recompute: self.recipe.recompute,
+            weight: weight * scale,
+            seeds: Some(&seeds(micro, self.recipe.seed, self.steps)),
+        };
+        let ready = self.model.batch(&inputs(micro, &self.model.device()))?;
+        let mut add = |id, gradient| gradients.add(id, gradient);
+        let mut trace = match &recording {
+            Some(recording) => recording.trace(&self.model, micro)?,
+            None => Trace::off(),
+        };
+        let labels = &micro.labels;
+        let mean = self
+            .model
+            .backward_traced(&ready, labels, how, &mut trace, &mut add)?;
+        if let Some(recording) = recording {
+            recording.add_pass(&self.model, micro, &ready, (trace, scale))?;
+        }
+        if !mean.is_finite() {
+            return Err(VlmTrainError::Diverged {
+                quantity: "loss",
+                value: mean,
+                step: self.steps + 1,
+                lines: lines(std::slice::from_ref(micro)),
+                place: self.first_not_finite(micro)?,
+            });
+        }
+        Ok(mean)
+    }
+
+    /// The norm of a batch's gradients, finite unless the step can be skipped.
+    fn norm(&self, gradients: &GradientSums, batch: &[MicroBatch]) -> Result<f64> {
+        let step = self.steps + 1;
+        let squares = gradients.squares(self.parameters.iter().map(|parameter| parameter.id));
+        let mut squares = squares.map_err(|reason| VlmTrainError::Device { step, reason })?;
+        if let Some((_, peers)) = self.shards() {
+            squares = peers.add_squares(squares)?;
+        }
+        let norm = squares.sqrt();
+        let can_skip = self
+            .loss_scale
+            .is_some_and(|scale| scale.overflowed().is_some());
+        if norm.is_finite() || can_skip {
+            return Ok(norm);
+        }
+        Err(VlmTrainError::Diverged {
+            quantity: "gradient norm",
+            value: norm,
+            step,
+            lines: lines(batch),
+            place: "the loss is finite".to_owned(),
         })
     }
 

@@ -72,32 +72,53 @@ impl Peers {
     pub(crate) fn sum(
         &self,
         loss: f64,
-        mut gradients: GradientSums,
+        gradients: GradientSums,
         parameters: &[Parameter],
         device: &Device,
     ) -> Result<(f64, GradientSums), NoSum> {
         let own: Vec<bool> = parameters.iter().map(|p| gradients.has(p.id)).collect();
-        if let Some(shards) = &self.shards {
-            let flat = shards.flatten(&mut gradients, device);
-            expect_done(&flat)?;
-            let (loss, is_present) = self.agree(loss, &own).map_err(NoSum::Rank)?;
-            let part = self.collective.reduce_scatter(flat);
-            let mut parts = shards.cut_own(&part.map_err(NoSum::Device)?);
-            let mut summed = GradientSums::default();
-            let present = parameters.iter().zip(is_present);
-            for (parameter, _) in present.filter(|(_, any)| *any) {
-                match parts.remove(&parameter.id) {
-                    Some(part) => summed.add(parameter.id, part),
-                    None => summed.add_elsewhere(parameter.id),
-                }
-            }
-            return Ok((loss, summed));
+        match &self.shards {
+            Some(shards) => self.sum_sharded(shards, (loss, &own), gradients, parameters, device),
+            None => self.sum_replicated((loss, &own), gradients, parameters, device),
         }
+    }
+
+    fn sum_sharded(
+        &self,
+        shards: &Shards,
+        (loss, own): (f64, &[bool]),
+        mut gradients: GradientSums,
+        parameters: &[Parameter],
+        device: &Device,
+    ) -> Result<(f64, GradientSums), NoSum> {
+        let flat = shards.flatten(&mut gradients, device);
+        expect_done(&flat)?;
+        let (loss, is_present) = self.agree(loss, own).map_err(NoSum::Rank)?;
+        let part = self.collective.reduce_scatter(flat);
+        let mut parts = shards.cut_own(&part.map_err(NoSum::Device)?);
+        let mut summed = GradientSums::default();
+        let present = parameters.iter().zip(is_present);
+        for (parameter, _) in present.filter(|(_, any)| *any) {
+            match parts.remove(&parameter.id) {
+                Some(part) => summed.add(parameter.id, part),
+                None => summed.add_elsewhere(parameter.id),
+            }
+        }
+        Ok((loss, summed))
+    }
+
+    fn sum_replicated(
+        &self,
+        (loss, own): (f64, &[bool]),
+        mut gradients: GradientSums,
+        parameters: &[Parameter],
+        device: &Device,
+    ) -> Result<(f64, GradientSums), NoSum> {
         let mut flat = flatten(parameters.iter().filter_map(|p| gradients.take(p.id)));
         if let Some(flat) = &flat {
             expect_done(flat)?;
         }
-        let (loss, is_present) = self.agree(loss, &own).map_err(NoSum::Rank)?;
+        let (loss, is_present) = self.agree(loss, own).map_err(NoSum::Rank)?;
         if is_present != own {
             // Gradients of other ranks are zeros here.
             let mut start = 0;
@@ -109,7 +130,7 @@ impl Peers {
                 }
                 any.then(|| Tensor::zeros([elements], (device, DType::F32)))
             };
-            let all = parameters.iter().zip(&is_present).zip(&own);
+            let all = parameters.iter().zip(&is_present).zip(own);
             flat = flatten(all.filter_map(flat_part));
         }
         let mut summed = GradientSums::default();
