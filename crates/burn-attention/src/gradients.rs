@@ -21,6 +21,17 @@ operation! {
             any_number::<Self>(&output)
         }
 
+        /// As the source of an output beside another source; the output's gradient is the first of
+        /// any sum of gradients.
+        fn source_with(
+            source: FloatTensor<Self>,
+            output: FloatTensor<Self>,
+            gradient: FloatTensor<Self>,
+        ) -> FloatTensor<Self> {
+            let _of_backward = (output, gradient);
+            source
+        }
+
         /// As the source of x weight + bias, which is not computed.
         fn product_source(
             x: FloatTensor<Self>,
@@ -73,6 +84,20 @@ impl<B: SourceOps, C: CheckpointStrategy> SourceOps for Autodiff<B, C> {
             gradient.clone(),
             |_| B::gradient_source(output, gradient),
             |gradient, _, _| [Some(gradient)],
+        )
+    }
+
+    fn source_with(
+        source: FloatTensor<Self>,
+        output: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let ([source, _], nodes) = parts([source, output]);
+        node::<B, C, _, 2>(
+            nodes,
+            Self::inner(gradient),
+            |_| source,
+            |gradient, one, _| [Some(one), Some(gradient)],
         )
     }
 
@@ -203,6 +228,20 @@ impl Source {
     /// True if a gradient of a tensor depends on it.
     pub fn is_tracked(&self) -> bool {
         self.0.is_tracked()
+    }
+
+    /// Starts from the gradient of another output as well. In the gradients of tensors that both
+    /// depend on it is the first term, as if the last operation had added the outputs.
+    #[must_use]
+    pub fn with<const D: usize>(self, output: Tensor<D>, gradient: Tensor<D>) -> Self {
+        if !backends::reaches(output.device().as_dispatch()) {
+            return self.and(Self::new(output, gradient));
+        }
+        let gradient = Tensor::from_inner(gradient).into_dispatch();
+        let (source, output) = (self.0.into_dispatch(), output.into_dispatch());
+        Self(Tensor::from_dispatch(Dispatch::source_with(
+            source, output, gradient,
+        )))
     }
 
     /// Starts from both.

@@ -209,8 +209,8 @@ impl Layer {
             return Ok(Source::new(output, gradient));
         }
         let (hidden, normalised) = self.attended(hidden, common, None, index, trace)?;
-        let of_hidden = Source::new(hidden, gradient.clone());
-        Ok(of_hidden.and(self.mlp.source(normalised, common.draw, gradient)?))
+        let source = self.mlp.source(normalised, common.draw, gradient.clone())?;
+        Ok(source.with(hidden, gradient))
     }
 
     /// The sum with attention's output, and the input of the feed-forward network.

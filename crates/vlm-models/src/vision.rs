@@ -552,8 +552,8 @@ impl Block {
     /// The source of the backward from the gradient of the output, which is not computed.
     fn source(&self, hidden: Tensor<2>, common: Common, gradient: Tensor<2>) -> Result<Source> {
         let (hidden, normalised) = self.attended(hidden, common)?;
-        let of_hidden = Source::new(hidden, gradient.clone());
-        Ok(of_hidden.and(self.mlp.source(normalised, common.draw, gradient)?))
+        let source = self.mlp.source(normalised, common.draw, gradient.clone())?;
+        Ok(source.with(hidden, gradient))
     }
 
     /// The sum with attention's output, and the input of the feed-forward network.
