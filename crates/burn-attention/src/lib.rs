@@ -25,7 +25,9 @@ mod sequences;
 mod short_convolution;
 mod swiglu;
 
-pub use adamw::{AdamWFactors, AdamWOp, AdamWOps, AdamWUpdate, SQUARES, adamw, square_sums};
+pub use adamw::{
+    AdamWFactors, AdamWOp, AdamWOps, AdamWRounded, AdamWUpdate, SQUARES, adamw, square_sums,
+};
 pub use adapter::{
     Adapter, AdapterOps, adapted_linear_source, adapted_linears, has_adapter_kernels, scaled_parts,
     wide_linear, wide_linear_source,

@@ -4,7 +4,7 @@
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{DType, FloatDType, TensorMetadata};
 use burn_attention::composed::adamw as composed;
-use burn_attention::{AdamWOp, AdamWOps, SQUARES};
+use burn_attention::{AdamWOp, AdamWOps, AdamWRounded, SQUARES};
 use burn_fused::like;
 use burn_fused::primitive::cast;
 use rope_ascend::rope::{AdamWFactors, KernelType, Update};
@@ -36,12 +36,7 @@ impl AdamWOps for Ascend {
         second: FloatTensor<Self>,
         op: AdamWOp,
         dtype: FloatDType,
-    ) -> (
-        FloatTensor<Self>,
-        FloatTensor<Self>,
-        FloatTensor<Self>,
-        FloatTensor<Self>,
-    ) {
+    ) -> AdamWRounded<Self> {
         let narrow = (value.shape(), dtype.into());
         let described = [like(&value), narrow, like(&first), like(&second)];
         let outputs = Outputs::new(&value, described);

@@ -11,7 +11,7 @@ use rayon::prelude::*;
 
 use super::SQUARES;
 use super::composed;
-use super::op::{AdamWFactors, AdamWOp, AdamWOps, Rounded, rounded};
+use super::op::{AdamWFactors, AdamWOp, AdamWOps, AdamWRounded, rounded};
 use crate::attention::flex::number::Number;
 
 /// Elements of a task. Its values are rounded while they are in the second cache.
@@ -38,7 +38,7 @@ impl AdamWOps for Flex {
         second: FloatTensor<Self>,
         op: AdamWOp,
         dtype: FloatDType,
-    ) -> Rounded<Self> {
+    ) -> AdamWRounded<Self> {
         let narrow: DType = dtype.into();
         if value.dtype() != DType::F32 || !matches!(narrow, DType::F16 | DType::BF16) {
             let updated = Self::adamw(value, gradient, first, second, op);

@@ -16,7 +16,7 @@ use burn_fused::{OpError, accumulator, expect};
 use crate::backends;
 use crate::error::{AttentionError, Result};
 
-pub use op::{AdamWFactors, AdamWOp, AdamWOps};
+pub use op::{AdamWFactors, AdamWOp, AdamWOps, AdamWRounded};
 
 /// Elements whose squares are summed together: in a longer f32 sum, the last terms would be lost.
 pub const SQUARES: usize = 4096;

@@ -137,7 +137,7 @@ operation! {
 }
 
 /// New values, their copy in another type, and new moments.
-pub(super) type Rounded<B> = (
+pub type AdamWRounded<B> = (
     FloatTensor<B>,
     FloatTensor<B>,
     FloatTensor<B>,
@@ -148,7 +148,7 @@ pub(super) type Rounded<B> = (
 pub(super) fn rounded<B: Backend>(
     (value, first, second): (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>),
     dtype: FloatDType,
-) -> Rounded<B> {
+) -> AdamWRounded<B> {
     let rounded = cast::<B>(value.clone(), dtype);
     (value, rounded, first, second)
 }

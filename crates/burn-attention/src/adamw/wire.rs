@@ -5,7 +5,7 @@ use burn::tensor::FloatDType;
 use burn_fused::{NoNumbers, Reader, WireOp, Writer, like, send};
 
 use super::SQUARES;
-use super::op::{AdamWOp, AdamWOps, rounded};
+use super::op::{AdamWOp, AdamWOps, AdamWRounded, rounded};
 use crate::error::{AttentionError, Result};
 
 /// The custom operations.
@@ -88,12 +88,7 @@ impl AdamWOps for Remote {
         second: FloatTensor<Self>,
         op: AdamWOp,
         dtype: FloatDType,
-    ) -> (
-        FloatTensor<Self>,
-        FloatTensor<Self>,
-        FloatTensor<Self>,
-        FloatTensor<Self>,
-    ) {
+    ) -> AdamWRounded<Self> {
         if !NARROW.contains(&dtype) {
             return rounded::<Self>(Self::adamw(value, gradient, first, second, op), dtype);
         }
