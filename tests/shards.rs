@@ -151,7 +151,7 @@ fn a_shard_is_a_file_of_the_folder() {
         // Opening it would wait for a writer.
         let error = refuse(&folder).to_string();
         assert!(
-            error.contains(file) && error.contains("no regular file"),
+            error.contains(file) && error.contains("not a regular file"),
             "{error}"
         );
     }

@@ -9,9 +9,10 @@ use std::sync::LazyLock;
 use crate::random::Random;
 use burn::tensor::{DType, Device, Int, Tensor};
 use burn_attention::{
-    AdamWOp, Adapter, Attention, AttentionMask, CrossEntropy, GatedDelta, MaskRules, Sequences,
-    Source, Window, adamw, adapted_linear_source, adapted_linears, backward_from, gated_delta_step,
-    linear, linear_source, rms_norm, short_convolution, swiglu, wide_linear, wide_linear_source,
+    AdamWOp, Adapter, Attention, AttentionMask, CrossEntropy, GatedDelta, GradientSource,
+    MaskRules, Sequences, Window, adamw, adapted_linear_source, adapted_linears, backward_from,
+    gated_delta_step, linear, linear_source, rms_norm, short_convolution, swiglu, wide_linear,
+    wide_linear_source,
 };
 use rope_burn::rope_core::{Layout, Pairing, Positions, RotarySpec};
 use rope_burn::{Implementation, NormRotaryConfig, Rotary, RotaryAngles, RotaryConfig};
@@ -117,7 +118,7 @@ fn goes_back<const D: usize>(outputs: &[Tensor<D>]) -> bool {
 }
 
 /// As [`goes_back`].
-fn goes_back_from(source: Source) -> bool {
+fn goes_back_from(source: GradientSource) -> bool {
     if source.is_tracked() {
         backward_from([source]);
     }

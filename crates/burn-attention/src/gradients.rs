@@ -189,9 +189,9 @@ pub fn stand_in<const D: usize>(x: Tensor<D>, value: Tensor<D>) -> Tensor<D> {
 
 /// An output with its gradient, from which a backward starts.
 #[derive(Clone, Debug)]
-pub struct Source(pub(crate) Tensor<1>);
+pub struct GradientSource(pub(crate) Tensor<1>);
 
-impl Source {
+impl GradientSource {
     /// Starts from the gradient of an output.
     ///
     /// # Shapes
@@ -263,16 +263,16 @@ impl Source {
 /// # Example
 /// ```
 /// use burn::tensor::{Device, Tensor};
-/// use burn_attention::{Source, backward_from};
+/// use burn_attention::{GradientSource, backward_from};
 ///
 /// let device = Device::flex().autodiff();
 /// let x = Tensor::<1>::from_floats([1.0, 2.0], &device).require_grad();
 /// let of_square = Tensor::from_floats([10.0, 100.0], &device.clone().inner());
-/// let gradients = backward_from([Source::new(x.clone() * x.clone(), of_square)]);
+/// let gradients = backward_from([GradientSource::new(x.clone() * x.clone(), of_square)]);
 /// let gradient = x.grad(&gradients).unwrap().into_data();
 /// assert_eq!(gradient.iter::<f32>().collect::<Vec<_>>(), [20.0, 400.0]);
 /// ```
-pub fn backward_from(sources: impl IntoIterator<Item = Source>) -> Gradients {
-    let all = sources.into_iter().reduce(Source::and);
+pub fn backward_from(sources: impl IntoIterator<Item = GradientSource>) -> Gradients {
+    let all = sources.into_iter().reduce(GradientSource::and);
     all.expect("at least one output").0.backward()
 }

@@ -41,7 +41,7 @@ pub use cross_entropy::{CrossEntropy, CrossEntropyOp, CrossEntropyOps, IGNORED};
 pub use error::{AttentionError, Result};
 pub use gated_delta::{GatedDelta, GatedDeltaOp, GatedDeltaOps, KeptStates, gated_delta_step};
 pub use gelu::{GeluOps, gelu};
-pub use gradients::{Source, backward_from, stand_in};
+pub use gradients::{GradientSource, backward_from, stand_in};
 pub use linear::{LinearOps, has_linear_kernel, linear, linear_source};
 pub use rms_norm::{RmsNormOps, rms_norm};
 pub use sequences::Sequences;

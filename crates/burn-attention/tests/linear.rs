@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_attention::{
-    Adapter, AttentionError, Source, adapted_linear_source, adapted_linears, backward_from,
+    Adapter, AttentionError, GradientSource, adapted_linear_source, adapted_linears, backward_from,
     has_linear_kernel, linear, linear_source, scaled_parts, wide_linear, wide_linear_source,
 };
 
@@ -274,7 +274,7 @@ fn a_source_gives_the_gradients_of_the_output_that_it_spares() {
                     (adapted, of_adapted),
                 ];
                 for (kind, (output, source)) in all.into_iter().enumerate() {
-                    let expected = backward_from([Source::new(output, gradient.clone())]);
+                    let expected = backward_from([GradientSource::new(output, gradient.clone())]);
                     let found = backward_from([source]);
                     for (which, leaf) in leaves.iter().enumerate() {
                         let [found, expected] = [&found, &expected]

@@ -10,7 +10,7 @@
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Gradients, Tensor};
-use burn_attention::{Source, backward_from};
+use burn_attention::{GradientSource, backward_from};
 
 use crate::batch::Batch;
 use crate::decoder::Layer;
@@ -259,7 +259,7 @@ impl Vlm {
     ) -> (Option<Tensor<2>>, Option<Tensor<2>>) {
         let words = &self.language_model.embed_tokens.weight;
         let embeddings = self.embeddings(batch, merged.clone());
-        let mut gradients = backward_from([Source::new(embeddings, gradient)]);
+        let mut gradients = backward_from([GradientSource::new(embeddings, gradient)]);
         let merged = merged.and_then(|merged| merged.grad_remove(&mut gradients));
         (words.grad_remove(&mut gradients), merged)
     }
@@ -337,7 +337,7 @@ impl Vlm {
             let of_feature = match feature_gradient {
                 Some((which, feature_gradient)) => {
                     let feature = tower.feature(which, input.clone(), draws)?;
-                    Some(Source::new(feature, feature_gradient))
+                    Some(GradientSource::new(feature, feature_gradient))
                 }
                 None => None,
             };
@@ -348,7 +348,7 @@ impl Vlm {
             let of_output = match gradient.take() {
                 Some(output_gradient) if index == tower.depth() => {
                     let merged = tower.merged(read, inputs, draws)?;
-                    Some(Source::new(merged, output_gradient))
+                    Some(GradientSource::new(merged, output_gradient))
                 }
                 Some(output_gradient) => {
                     Some(tower.block_source(index, read, inputs, draws, output_gradient)?)
@@ -356,7 +356,7 @@ impl Vlm {
                 None => None,
             };
             let sources = of_feature.into_iter().chain(of_output);
-            let tracked: Vec<_> = sources.filter(Source::is_tracked).collect();
+            let tracked: Vec<_> = sources.filter(GradientSource::is_tracked).collect();
             if !tracked.is_empty() {
                 let mut gradients = backward_from(tracked);
                 collect(tower, &mut gradients, each);
@@ -365,7 +365,7 @@ impl Vlm {
         }
         if let Some(output_gradient) = gradient {
             let output = tower.first(inputs, &mut Trace::off())?;
-            let mut gradients = backward_from([Source::new(output, output_gradient)]);
+            let mut gradients = backward_from([GradientSource::new(output, output_gradient)]);
             collect(tower, &mut gradients, each);
         }
         Ok(())

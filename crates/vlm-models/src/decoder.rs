@@ -4,7 +4,7 @@ use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig};
 use burn::tensor::activation::sigmoid;
 use burn::tensor::{DType, Device, Tensor};
-use burn_attention::{Source, has_adapter_kernels, stand_in};
+use burn_attention::{GradientSource, has_adapter_kernels, stand_in};
 use rope_burn::{Implementation, Rotary, RotaryAngles, RotaryConfig};
 use rope_core::{HeadNorm, Layout, Positions};
 
@@ -202,11 +202,11 @@ impl Layer {
         common: Common,
         index: usize,
         gradient: Tensor<3>,
-    ) -> Result<Source> {
+    ) -> Result<GradientSource> {
         let trace = &mut Trace::off();
         if self.post_mlp_layernorm.is_some() {
             let output = self.forward(hidden, common, None, index, trace)?;
-            return Ok(Source::new(output, gradient));
+            return Ok(GradientSource::new(output, gradient));
         }
         let (hidden, normalised) = self.attended(hidden, common, None, index, trace)?;
         let source = self.mlp.source(normalised, common.draw, gradient.clone())?;

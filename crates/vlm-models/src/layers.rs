@@ -4,7 +4,7 @@ use burn::module::{Module, Param};
 use burn::nn::{Initializer, LayerNorm, LayerNormConfig};
 use burn::tensor::activation::{gelu_approximate, sigmoid, silu};
 use burn::tensor::{DType, Device, Tensor};
-use burn_attention::{Attention, Source, gelu, swiglu};
+use burn_attention::{Attention, GradientSource, gelu, swiglu};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
@@ -104,7 +104,7 @@ impl FeedForward {
         x: Tensor<D>,
         draw: Draw,
         gradient: Tensor<D>,
-    ) -> Result<Source> {
+    ) -> Result<GradientSource> {
         self.down_proj.source(self.hidden(x, draw)?, draw, gradient)
     }
 

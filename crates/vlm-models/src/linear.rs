@@ -4,8 +4,8 @@ use burn::module::{Module, Param};
 use burn::nn::LinearConfig;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_attention::{
-    Source, adapted_linear_source, adapted_linears, has_adapter_kernels, linear, linear_source,
-    scaled_parts, wide_linear, wide_linear_source,
+    GradientSource, adapted_linear_source, adapted_linears, has_adapter_kernels, linear,
+    linear_source, scaled_parts, wide_linear, wide_linear_source,
 };
 
 use crate::error::Result;
@@ -158,14 +158,14 @@ impl Linear {
         x: Tensor<D>,
         draw: Draw,
         gradient: Tensor<D>,
-    ) -> Result<Source> {
+    ) -> Result<GradientSource> {
         let (weight, bias) = (self.weight.val(), self.bias.as_ref().map(Param::val));
         Ok(match self.way(&x, draw) {
             Way::Dropped(adapter, rows) => {
                 let delta = adapter.dropped(x.clone(), rows)?;
                 let of_delta = gradient.clone().cast(delta.dtype());
                 let of_product = linear_source(x, weight, bias, None, gradient)?;
-                of_product.and(Source::new(delta, of_delta))
+                of_product.and(GradientSource::new(delta, of_delta))
             }
             Way::Kernels(adapter) => {
                 let adapter = adapter.for_kernels(x.dtype());

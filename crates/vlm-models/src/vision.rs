@@ -3,7 +3,7 @@
 use burn::module::{Module, Param};
 use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig};
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use burn_attention::{Attention, AttentionMask, MaskRules, Source, gelu};
+use burn_attention::{Attention, AttentionMask, GradientSource, MaskRules, gelu};
 use rope_burn::{Implementation, Rotary, RotaryAngles, RotaryConfig};
 use rope_core::position_ids::{vision_cu_seqlens, vision_positions, vision_windows};
 use rope_core::{Layout, Positions};
@@ -270,7 +270,7 @@ impl VisionTower {
         inputs: &VisionInputs,
         draws: Option<&Draws>,
         gradient: Tensor<2>,
-    ) -> Result<Source> {
+    ) -> Result<GradientSource> {
         self.blocks[index].source(hidden, self.common(index, inputs, draws), gradient)
     }
 
@@ -550,7 +550,12 @@ impl Block {
     }
 
     /// The source of the backward from the gradient of the output, which is not computed.
-    fn source(&self, hidden: Tensor<2>, common: Common, gradient: Tensor<2>) -> Result<Source> {
+    fn source(
+        &self,
+        hidden: Tensor<2>,
+        common: Common,
+        gradient: Tensor<2>,
+    ) -> Result<GradientSource> {
         let (hidden, normalised) = self.attended(hidden, common)?;
         let source = self.mlp.source(normalised, common.draw, gradient.clone())?;
         Ok(source.with(hidden, gradient))

@@ -7,7 +7,7 @@ use burn_attention::composed::adamw as composed;
 use burn_attention::{AdamWOp, AdamWOps, AdamWRounded, SQUARES};
 use burn_fused::like;
 use burn_fused::primitive::cast;
-use rope_ascend::rope::{AdamWFactors, KernelType, Update};
+use rope_ascend::rope::{KernelType, Update, UpdateFactors};
 
 use super::{Outputs, Refusal, kernel_type, layer_kernels, read, write};
 use crate::Ascend;
@@ -101,7 +101,7 @@ fn run(
     let by = op.factors();
     kernels.update(Update {
         elements,
-        factors: AdamWFactors {
+        factors: UpdateFactors {
             scale: by.scale as f32,
             of_gradient: by.of_gradient as f32,
             of_square: by.of_square as f32,

@@ -12,7 +12,7 @@ use burn_fused::{accumulator, expect};
 
 use crate::attention::Bias;
 use crate::error::{AttentionError, Result, equal};
-use crate::gradients::Source;
+use crate::gradients::GradientSource;
 use crate::linear::check_gradient;
 
 pub use op::AdapterOps;
@@ -169,14 +169,14 @@ pub fn wide_linear_source<const D: usize>(
     weight: Tensor<2>,
     bias: Option<Tensor<1>>,
     gradient: Tensor<D>,
-) -> Result<Source> {
+) -> Result<GradientSource> {
     check_gradient(&x, &weight, &gradient)?;
     let (x, gradient) = (rows_of(x)?, rows_of(Tensor::from_inner(gradient))?);
     check_linear(&x, &weight, bias.as_ref())?;
     let bias = Bias::from(bias.map(Tensor::into_dispatch));
     let [x, weight, gradient] = [x, weight, gradient].map(Tensor::into_dispatch);
     let source = Dispatch::wide_linear_source(x, weight, bias, gradient);
-    Ok(Source(Tensor::from_dispatch(source)))
+    Ok(GradientSource(Tensor::from_dispatch(source)))
 }
 
 /// As [`linear_source`](crate::linear_source), of one of [`adapted_linears`].
@@ -187,7 +187,7 @@ pub fn adapted_linear_source<const D: usize>(
     x: Tensor<D>,
     (weight, bias, adapter): (Tensor<2>, Option<Tensor<1>>, Adapter),
     gradient: Tensor<D>,
-) -> Result<Source> {
+) -> Result<GradientSource> {
     check_gradient(&x, &weight, &gradient)?;
     let (x, gradient) = (rows_of(x)?, rows_of(Tensor::from_inner(gradient))?);
     check(&x, &weight, bias.as_ref(), &adapter)?;
@@ -205,7 +205,7 @@ pub fn adapted_linear_source<const D: usize>(
     .map(Tensor::into_dispatch);
     let h = Dispatch::adapter_inner(inner_factor, x.clone());
     let source = Dispatch::adapted_linear_source(x, weight, bias, h, a, b, factor, gradient);
-    Ok(Source(Tensor::from_dispatch(source)))
+    Ok(GradientSource(Tensor::from_dispatch(source)))
 }
 
 /// Reshapes x to rows.

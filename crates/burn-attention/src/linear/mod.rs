@@ -14,7 +14,7 @@ use burn_fused::primitive::zeros_from;
 use burn_fused::{accumulator, expect};
 
 use crate::error::{AttentionError, Result, equal};
-use crate::gradients::Source;
+use crate::gradients::GradientSource;
 
 pub use op::LinearOps;
 
@@ -121,11 +121,14 @@ pub fn linear_source<const D: usize>(
     bias: Option<Tensor<1>>,
     adapter: Option<[Tensor<2>; 2]>,
     gradient: Tensor<D>,
-) -> Result<Source> {
+) -> Result<GradientSource> {
     check(&x, &weight, bias.as_ref(), adapter.as_ref())?;
     check_gradient(&x, &weight, &gradient)?;
     if x.dims().contains(&0) || gradient.dims().contains(&0) {
-        return Ok(Source::new(linear(x, weight, bias, adapter)?, gradient));
+        return Ok(GradientSource::new(
+            linear(x, weight, bias, adapter)?,
+            gradient,
+        ));
     }
     if takes_kernel(&x, &weight) {
         let outputs = weight.dims()[1];
@@ -133,15 +136,15 @@ pub fn linear_source<const D: usize>(
         let gradient = Tensor::from_inner(gradient.reshape([rows, outputs])).into_dispatch();
         let [x, weight, bias, a, b] = kernel_tensors(x, weight, bias, adapter);
         let source = Dispatch::linear_source(x, weight, bias, a, b, gradient);
-        return Ok(Source(Tensor::from_dispatch(source)));
+        return Ok(GradientSource(Tensor::from_dispatch(source)));
     }
     let Some([a, b]) = adapter else {
-        return Ok(Source::of_product(x, weight, bias, gradient));
+        return Ok(GradientSource::of_product(x, weight, bias, gradient));
     };
     let wide = a.dtype();
     let inner = product(x.clone().cast(wide), a, None);
-    let of_term = Source::of_product(inner, b, None, gradient.clone().cast(wide));
-    Ok(Source::of_product(x, weight, bias, gradient).and(of_term))
+    let of_term = GradientSource::of_product(inner, b, None, gradient.clone().cast(wide));
+    Ok(GradientSource::of_product(x, weight, bias, gradient).and(of_term))
 }
 
 /// # Errors

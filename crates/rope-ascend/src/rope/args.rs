@@ -249,7 +249,7 @@ pub(super) struct SwiGluArgs {
 pub(super) struct AdamWTiling {
     pub(super) elements: u64,
     pub(super) tile: u32,
-    pub(super) factors: AdamWFactors,
+    pub(super) factors: UpdateFactors,
     pub(super) reserved: u32,
 }
 
@@ -264,7 +264,7 @@ pub(super) struct AdamWTiling {
 /// ```
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AdamWFactors {
+pub struct UpdateFactors {
     /// Multiplies the gradient.
     pub scale: f32,
     /// The share of the gradient in the first moment.

@@ -5,8 +5,8 @@
 use std::sync::Arc;
 
 use super::args::{
-    AdamWArgs, AdamWFactors, AdamWTiling, DenseTiling, KernelType, LowRankArgs, LowRankTiling,
-    SquareSumsArgs, SwiGluArgs,
+    AdamWArgs, AdamWTiling, DenseTiling, KernelType, LowRankArgs, LowRankTiling, SquareSumsArgs,
+    SwiGluArgs, UpdateFactors,
 };
 use super::kernels::Kernels;
 use crate::error::{AscendError, Result};
@@ -95,7 +95,7 @@ pub struct Update<'a> {
     /// Elements of each tensor.
     pub elements: usize,
     /// The numbers of the update.
-    pub factors: AdamWFactors,
+    pub factors: UpdateFactors,
     /// The values.
     pub value: MemoryPart<&'a mut DeviceMemory>,
     /// Their gradient.
@@ -267,7 +267,7 @@ impl LayerKernels {
     /// Queues an AdamW update, in one pass.
     ///
     /// # Numerics
-    /// Computed in f32 in the order of [`AdamWFactors`], each operation rounded.
+    /// Computed in f32 in the order of [`UpdateFactors`], each operation rounded.
     ///
     /// # Errors
     /// Those of [`gate`](Self::gate).

@@ -18,7 +18,7 @@ mod npu;
 mod rotator;
 mod tiling;
 
-pub use args::{AdamWFactors, KernelType};
+pub use args::{KernelType, UpdateFactors};
 pub(crate) use kernel_files::CACHE_VARIABLE;
 pub use kernels::Kernels;
 pub use layer::{Gate, GateBackward, LayerKernels, LowRankTerm, MemoryPart, Update};

@@ -2,7 +2,7 @@
 
 use rope_ascend::AscendError;
 use rope_ascend::rope::{
-    AdamWFactors, Gate, GateBackward, KernelType, LayerKernels, LowRankTerm, MemoryPart, Update,
+    Gate, GateBackward, KernelType, LayerKernels, LowRankTerm, MemoryPart, Update, UpdateFactors,
 };
 use rope_ascend::safe::{DeviceBuffer, DeviceMemory};
 
@@ -207,7 +207,7 @@ pub fn update<T: Number>(
     };
     let [value, gradient, first] = [tensor(1, 2.0), tensor(2, 3.0), tensor(3, 0.5)];
     let second: Vec<f32> = tensor(4, 0.3).iter().map(|x| x * x).collect();
-    let factors = AdamWFactors {
+    let factors = UpdateFactors {
         scale: 0.7,
         of_gradient: 0.1,
         of_square: 0.003,
