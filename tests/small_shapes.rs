@@ -11,8 +11,8 @@ use burn::tensor::{DType, Device, Int, Tensor};
 use burn_attention::{
     AdamWOp, Adapter, Attention, AttentionMask, CrossEntropy, GatedDelta, GradientSource,
     MaskRules, Sequences, Window, adamw, adapted_linear_source, adapted_linears, backward_from,
-    gated_delta_step, linear, linear_source, rms_norm, short_convolution, swiglu, wide_linear,
-    wide_linear_source,
+    gated_delta_step, linear, linear_source, rms_norm, short_convolution, stand_in, swiglu,
+    wide_linear, wide_linear_source,
 };
 use rope_burn::rope_core::{Layout, Pairing, Positions, RotarySpec};
 use rope_burn::{Implementation, NormRotaryConfig, Rotary, RotaryAngles, RotaryConfig};
@@ -295,6 +295,21 @@ const FUNCTIONS: &[Function] = &[
         let (x, weight) = (random.tensor([1, 3, 2]), random.tensor([2, 4]));
         let bias = (random.below(2) == 0).then(|| random.tensor([4]));
         wide_linear(x, weight, bias).is_ok_and(|out| goes_back(&[out]))
+    }),
+    ("burn-attention stand_in", |random| {
+        let (x, value) = (random.tensor([2, 3]), random.tensor([2, 3]).detach());
+        stand_in(x, value).is_ok_and(|out| goes_back(&[out]))
+    }),
+    ("burn-attention GradientSource::new", |random| {
+        let (output, gradient) = (random.tensor([2, 3]), random.tensor([2, 3]).inner());
+        GradientSource::new(output, gradient).is_ok_and(goes_back_from)
+    }),
+    ("burn-attention GradientSource::with", |random| {
+        let [output, other] = [(); 2].map(|()| random.tensor([2, 3]));
+        let [gradient, of_other] = [(); 2].map(|()| random.tensor([2, 3]).inner());
+        let source = GradientSource::new(output, gradient);
+        let both = source.and_then(|source| source.with(other, of_other));
+        both.is_ok_and(goes_back_from)
     }),
     ("burn-attention linear_source", |random| {
         let (x, weight) = (random.tensor([1, 3, 2]), random.tensor([2, 4]));

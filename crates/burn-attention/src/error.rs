@@ -179,6 +179,24 @@ pub enum AttentionError {
 }
 
 /// # Errors
+/// [`AttentionError::Shapes`] if the shapes differ.
+pub(crate) fn same_shape(
+    [left, right]: [&'static str; 2],
+    left_shape: &[usize],
+    right_shape: &[usize],
+) -> Result<()> {
+    if left_shape == right_shape {
+        return Ok(());
+    }
+    Err(AttentionError::Shapes {
+        left,
+        right,
+        left_shape: left_shape.to_vec(),
+        right_shape: right_shape.to_vec(),
+    })
+}
+
+/// # Errors
 /// [`AttentionError::Size`] if the sizes in `dimension` differ.
 pub(crate) fn equal(
     [left, right]: [&'static str; 2],

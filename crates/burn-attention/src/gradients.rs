@@ -3,11 +3,12 @@
 use burn::backend::autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 use burn::backend::{AutodiffBackend, Backend, Dispatch, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::module::linear;
-use burn::tensor::{Gradients, Shape, Tensor};
-use burn_fused::{node, parts};
+use burn::tensor::{DType, Gradients, Shape, Tensor};
+use burn_fused::{OpError, node, parts};
 
 use crate::attention::Bias;
 use crate::backends;
+use crate::error::{Result, same_shape};
 
 operation! {
     /// Scalars whose backward starts from a gradient, and a tensor that stands for another.
@@ -168,6 +169,9 @@ fn product_gradients<B: Backend>(
 /// # Shapes
 /// `value` has the shape of x, and is not tracked.
 ///
+/// # Errors
+/// [`Shapes`](crate::AttentionError::Shapes).
+///
 /// # Example
 /// ```
 /// use burn::tensor::{DType, Device, Tensor};
@@ -175,16 +179,40 @@ fn product_gradients<B: Backend>(
 /// let device = Device::flex().autodiff();
 /// let x = Tensor::<1>::from_floats([1.0, 2.0], &device).cast(DType::BF16).detach().require_grad();
 /// let wide = x.clone().detach().cast(DType::F32);
-/// let gradients = (burn_attention::stand_in(x.clone(), wide) * 1.001).sum().backward();
+/// let gradients = (burn_attention::stand_in(x.clone(), wide)? * 1.001).sum().backward();
 /// let gradient = x.grad(&gradients).unwrap().into_data();
 /// assert_eq!(gradient.iter::<f32>().collect::<Vec<_>>(), [1.001, 1.001]);
+/// # Ok::<(), burn_attention::AttentionError>(())
 /// ```
-pub fn stand_in<const D: usize>(x: Tensor<D>, value: Tensor<D>) -> Tensor<D> {
+pub fn stand_in<const D: usize>(x: Tensor<D>, value: Tensor<D>) -> Result<Tensor<D>> {
+    same_shape(["x", "the value"], &x.dims(), &value.dims())?;
     if !backends::reaches(x.device().as_dispatch()) {
-        return x.cast(value.dtype());
+        return Ok(x.cast(value.dtype()));
     }
     let (x, value) = (x.into_dispatch(), value.into_dispatch());
-    Tensor::from_dispatch(Dispatch::stand_in(x, value))
+    Ok(Tensor::from_dispatch(Dispatch::stand_in(x, value)))
+}
+
+/// # Errors
+/// [`AttentionError::Shapes`](crate::AttentionError::Shapes),
+/// [`AttentionError::Op`](crate::AttentionError::Op): the gradient is not that of an output of this
+/// shape and type.
+pub(crate) fn expect_gradient<const D: usize>(
+    shape: [usize; D],
+    dtype: DType,
+    gradient: &Tensor<D>,
+) -> Result<()> {
+    same_shape(["the output", "its gradient"], &shape, &gradient.dims())?;
+    let found = gradient.dtype();
+    if found == dtype {
+        return Ok(());
+    }
+    Err(OpError::MixedDTypes {
+        what: "the gradient",
+        found,
+        expected: dtype,
+    }
+    .into())
 }
 
 /// An output with its gradient, from which a backward starts.
@@ -196,15 +224,18 @@ impl GradientSource {
     ///
     /// # Shapes
     /// The gradient has the shape and type of the output, and is not tracked.
-    pub fn new<const D: usize>(output: Tensor<D>, gradient: Tensor<D>) -> Self {
+    ///
+    /// # Errors
+    /// [`Shapes`](crate::AttentionError::Shapes), [`Op`](crate::AttentionError::Op).
+    pub fn new<const D: usize>(output: Tensor<D>, gradient: Tensor<D>) -> Result<Self> {
+        expect_gradient(output.dims(), output.dtype(), &gradient)?;
         let gradient = Tensor::from_inner(gradient);
         if !backends::reaches(output.device().as_dispatch()) {
-            return Self((output * gradient).sum());
+            return Ok(Self((output * gradient).sum()));
         }
         let (output, gradient) = (output.into_dispatch(), gradient.into_dispatch());
-        Self(Tensor::from_dispatch(Dispatch::gradient_source(
-            output, gradient,
-        )))
+        let source = Dispatch::gradient_source(output, gradient);
+        Ok(Self(Tensor::from_dispatch(source)))
     }
 
     /// Starts from the gradient of x weight + bias. The product is not computed where the backend
@@ -214,7 +245,7 @@ impl GradientSource {
         weight: Tensor<2>,
         bias: Option<Tensor<1>>,
         gradient: Tensor<D>,
-    ) -> Self {
+    ) -> Result<Self> {
         if !backends::reaches(x.device().as_dispatch()) {
             return Self::new(linear(x, weight, bias), gradient);
         }
@@ -222,7 +253,7 @@ impl GradientSource {
         let bias = Bias::from(bias.map(Tensor::into_dispatch));
         let (x, weight) = (x.into_dispatch(), weight.into_dispatch());
         let source = Dispatch::product_source(x, weight, bias, gradient);
-        Self(Tensor::from_dispatch(source))
+        Ok(Self(Tensor::from_dispatch(source)))
     }
 
     /// True if a gradient of a tensor depends on it.
@@ -231,17 +262,19 @@ impl GradientSource {
     }
 
     /// Starts from the gradient of another output as well. In the gradients of tensors that both
-    /// depend on it is the first term, as if the last operation had added the outputs.
-    #[must_use]
-    pub fn with<const D: usize>(self, output: Tensor<D>, gradient: Tensor<D>) -> Self {
+    /// depend on, it is the first term, as if the last operation had added the outputs.
+    ///
+    /// # Errors
+    /// Those of [`new`](Self::new).
+    pub fn with<const D: usize>(self, output: Tensor<D>, gradient: Tensor<D>) -> Result<Self> {
         if !backends::reaches(output.device().as_dispatch()) {
-            return self.and(Self::new(output, gradient));
+            return Ok(self.and(Self::new(output, gradient)?));
         }
+        expect_gradient(output.dims(), output.dtype(), &gradient)?;
         let gradient = Tensor::from_inner(gradient).into_dispatch();
         let (source, output) = (self.0.into_dispatch(), output.into_dispatch());
-        Self(Tensor::from_dispatch(Dispatch::source_with(
-            source, output, gradient,
-        )))
+        let source = Dispatch::source_with(source, output, gradient);
+        Ok(Self(Tensor::from_dispatch(source)))
     }
 
     /// Starts from both.
@@ -268,9 +301,10 @@ impl GradientSource {
 /// let device = Device::flex().autodiff();
 /// let x = Tensor::<1>::from_floats([1.0, 2.0], &device).require_grad();
 /// let of_square = Tensor::from_floats([10.0, 100.0], &device.clone().inner());
-/// let gradients = backward_from([GradientSource::new(x.clone() * x.clone(), of_square)]);
+/// let gradients = backward_from([GradientSource::new(x.clone() * x.clone(), of_square)?]);
 /// let gradient = x.grad(&gradients).unwrap().into_data();
 /// assert_eq!(gradient.iter::<f32>().collect::<Vec<_>>(), [20.0, 400.0]);
+/// # Ok::<(), burn_attention::AttentionError>(())
 /// ```
 pub fn backward_from(sources: impl IntoIterator<Item = GradientSource>) -> Gradients {
     let all = sources.into_iter().reduce(GradientSource::and);

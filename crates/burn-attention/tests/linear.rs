@@ -3,7 +3,8 @@
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_attention::{
     Adapter, AttentionError, GradientSource, adapted_linear_source, adapted_linears, backward_from,
-    has_linear_kernel, linear, linear_source, scaled_parts, wide_linear, wide_linear_source,
+    has_linear_kernel, linear, linear_source, scaled_parts, stand_in, wide_linear,
+    wide_linear_source,
 };
 
 use crate::numbers;
@@ -274,7 +275,8 @@ fn a_source_gives_the_gradients_of_the_output_that_it_spares() {
                     (adapted, of_adapted),
                 ];
                 for (kind, (output, source)) in all.into_iter().enumerate() {
-                    let expected = backward_from([GradientSource::new(output, gradient.clone())]);
+                    let expected =
+                        backward_from([GradientSource::new(output, gradient.clone()).unwrap()]);
                     let found = backward_from([source]);
                     for (which, leaf) in leaves.iter().enumerate() {
                         let [found, expected] = [&found, &expected]
@@ -287,7 +289,14 @@ fn a_source_gives_the_gradients_of_the_output_that_it_spares() {
     }
     let x = Tensor::<2>::ones([2, 3], &device).require_grad();
     let weight = Tensor::<2>::ones([3, 4], &device);
-    let gradient = Tensor::<2>::ones([2, 3], &device.inner());
+    let gradient = Tensor::<2>::ones([2, 3], &device.clone().inner());
+    let other = GradientSource::new(x.clone(), Tensor::ones([2, 4], &device.clone().inner()));
+    assert!(matches!(other, Err(AttentionError::Shapes { .. })));
+    let narrow = Tensor::<2>::ones([2, 3], (&device.clone().inner(), DType::BF16));
+    let other = GradientSource::new(x.clone(), narrow);
+    assert!(matches!(other, Err(AttentionError::Op(_))));
+    let other = stand_in(x.clone(), Tensor::ones([1, 3], &device));
+    assert!(matches!(other, Err(AttentionError::Shapes { .. })));
     let refused = linear_source(x, weight, None, None, gradient);
     assert!(
         matches!(refused, Err(AttentionError::Shapes { .. })),

@@ -230,7 +230,7 @@ impl Vlm {
         let (word_gradient, merged_gradient) = match gradient {
             Some(gradient) => {
                 let merged = merged.map(|merged| leaf(merged, tower_wanted));
-                self.backward_of_embeddings(batch, merged, gradient)
+                self.backward_of_embeddings(batch, merged, gradient)?
             }
             None => (None, None),
         };
@@ -256,12 +256,12 @@ impl Vlm {
         batch: &Batch,
         merged: Option<Tensor<2>>,
         gradient: Tensor<3>,
-    ) -> (Option<Tensor<2>>, Option<Tensor<2>>) {
+    ) -> Result<(Option<Tensor<2>>, Option<Tensor<2>>)> {
         let words = &self.language_model.embed_tokens.weight;
         let embeddings = self.embeddings(batch, merged.clone());
-        let mut gradients = backward_from([GradientSource::new(embeddings, gradient)]);
+        let mut gradients = backward_from([GradientSource::new(embeddings, gradient)?]);
         let merged = merged.and_then(|merged| merged.grad_remove(&mut gradients));
-        (words.grad_remove(&mut gradients), merged)
+        Ok((words.grad_remove(&mut gradients), merged))
     }
 
     /// Samples the logits of a few tokens of each sample.
@@ -337,7 +337,7 @@ impl Vlm {
             let of_feature = match feature_gradient {
                 Some((which, feature_gradient)) => {
                     let feature = tower.feature(which, input.clone(), draws)?;
-                    Some(GradientSource::new(feature, feature_gradient))
+                    Some(GradientSource::new(feature, feature_gradient)?)
                 }
                 None => None,
             };
@@ -348,7 +348,7 @@ impl Vlm {
             let of_output = match gradient.take() {
                 Some(output_gradient) if index == tower.depth() => {
                     let merged = tower.merged(read, inputs, draws)?;
-                    Some(GradientSource::new(merged, output_gradient))
+                    Some(GradientSource::new(merged, output_gradient)?)
                 }
                 Some(output_gradient) => {
                     Some(tower.block_source(index, read, inputs, draws, output_gradient)?)
@@ -365,7 +365,7 @@ impl Vlm {
         }
         if let Some(output_gradient) = gradient {
             let output = tower.first(inputs, &mut Trace::off())?;
-            let mut gradients = backward_from([GradientSource::new(output, output_gradient)]);
+            let mut gradients = backward_from([GradientSource::new(output, output_gradient)?]);
             collect(tower, &mut gradients, each);
         }
         Ok(())

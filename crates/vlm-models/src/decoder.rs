@@ -206,11 +206,11 @@ impl Layer {
         let trace = &mut Trace::off();
         if self.post_mlp_layernorm.is_some() {
             let output = self.forward(hidden, common, None, index, trace)?;
-            return Ok(GradientSource::new(output, gradient));
+            return Ok(GradientSource::new(output, gradient)?);
         }
         let (hidden, normalised) = self.attended(hidden, common, None, index, trace)?;
         let source = self.mlp.source(normalised, common.draw, gradient.clone())?;
-        Ok(source.with(hidden, gradient))
+        Ok(source.with(hidden, gradient)?)
     }
 
     /// The sum with attention's output, and the input of the feed-forward network.
@@ -360,7 +360,7 @@ impl SelfAttention {
                 let weights = match self.wide_norms.clone() {
                     Some([q, k]) => {
                         let [q_weight, k_weight] = weights;
-                        [stand_in(q_weight, q), stand_in(k_weight, k)]
+                        [stand_in(q_weight, q)?, stand_in(k_weight, k)?]
                     }
                     None => weights,
                 };

@@ -165,7 +165,7 @@ impl Linear {
                 let delta = adapter.dropped(x.clone(), rows)?;
                 let of_delta = gradient.clone().cast(delta.dtype());
                 let of_product = linear_source(x, weight, bias, None, gradient)?;
-                of_product.and(GradientSource::new(delta, of_delta))
+                of_product.and(GradientSource::new(delta, of_delta)?)
             }
             Way::Kernels(adapter) => {
                 let adapter = adapter.for_kernels(x.dtype());

@@ -558,7 +558,7 @@ impl Block {
     ) -> Result<GradientSource> {
         let (hidden, normalised) = self.attended(hidden, common)?;
         let source = self.mlp.source(normalised, common.draw, gradient.clone())?;
-        Ok(source.with(hidden, gradient))
+        Ok(source.with(hidden, gradient)?)
     }
 
     /// The sum with attention's output, and the input of the feed-forward network.

@@ -470,10 +470,12 @@ impl Trainer {
             }
         }
         for (id, moments) in moments {
-            if let [Some(first), Some(second)] = moments {
-                let state = self.optimizer.states.entry(id).or_default();
-                state.moments = Some([first, second]);
-            }
+            let [Some(first), Some(second)] = moments else {
+                return Err(damaged(
+                    "one of a parameter's two moments is missing".to_owned(),
+                ));
+            };
+            self.optimizer.states.entry(id).or_default().moments = Some([first, second]);
         }
         if !stored.is_empty() || checksum.value() != run.checksum {
             return Err(damaged(

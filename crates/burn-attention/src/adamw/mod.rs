@@ -14,7 +14,7 @@ use burn_fused::expect_shape;
 use burn_fused::{OpError, accumulator, expect};
 
 use crate::backends;
-use crate::error::{AttentionError, Result};
+use crate::error::{AttentionError, Result, same_shape};
 
 pub use op::{AdamWFactors, AdamWOp, AdamWOps, AdamWRounded};
 
@@ -172,14 +172,7 @@ pub(crate) fn check<T: TensorMetadata>(tensors: [&T; 4], op: AdamWOp) -> Result<
     for (name, tensor) in names.into_iter().zip(others) {
         expect(name, tensor, dtype, value)?;
         let (left, right) = (value.shape(), tensor.shape());
-        if left != right {
-            return Err(AttentionError::Shapes {
-                left: "the value",
-                right: name,
-                left_shape: left.to_vec(),
-                right_shape: right.to_vec(),
-            });
-        }
+        same_shape(["the value", name], left.as_slice(), right.as_slice())?;
     }
     op.check()
 }

@@ -12,8 +12,7 @@ use burn_fused::{accumulator, expect};
 
 use crate::attention::Bias;
 use crate::error::{AttentionError, Result, equal};
-use crate::gradients::GradientSource;
-use crate::linear::check_gradient;
+use crate::gradients::{GradientSource, expect_gradient};
 
 pub use op::AdapterOps;
 
@@ -170,7 +169,9 @@ pub fn wide_linear_source<const D: usize>(
     bias: Option<Tensor<1>>,
     gradient: Tensor<D>,
 ) -> Result<GradientSource> {
-    check_gradient(&x, &weight, &gradient)?;
+    let mut shape = x.dims();
+    shape[D - 1] = weight.dims()[1];
+    expect_gradient(shape, x.dtype(), &gradient)?;
     let (x, gradient) = (rows_of(x)?, rows_of(Tensor::from_inner(gradient))?);
     check_linear(&x, &weight, bias.as_ref())?;
     let bias = Bias::from(bias.map(Tensor::into_dispatch));
@@ -188,7 +189,9 @@ pub fn adapted_linear_source<const D: usize>(
     (weight, bias, adapter): (Tensor<2>, Option<Tensor<1>>, Adapter),
     gradient: Tensor<D>,
 ) -> Result<GradientSource> {
-    check_gradient(&x, &weight, &gradient)?;
+    let mut shape = x.dims();
+    shape[D - 1] = weight.dims()[1];
+    expect_gradient(shape, x.dtype(), &gradient)?;
     let (x, gradient) = (rows_of(x)?, rows_of(Tensor::from_inner(gradient))?);
     check(&x, &weight, bias.as_ref(), &adapter)?;
     let bias = Bias::from(bias.map(Tensor::into_dispatch));

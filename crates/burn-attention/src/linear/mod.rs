@@ -14,7 +14,7 @@ use burn_fused::primitive::zeros_from;
 use burn_fused::{accumulator, expect};
 
 use crate::error::{AttentionError, Result, equal};
-use crate::gradients::GradientSource;
+use crate::gradients::{GradientSource, expect_gradient};
 
 pub use op::LinearOps;
 
@@ -123,12 +123,11 @@ pub fn linear_source<const D: usize>(
     gradient: Tensor<D>,
 ) -> Result<GradientSource> {
     check(&x, &weight, bias.as_ref(), adapter.as_ref())?;
-    check_gradient(&x, &weight, &gradient)?;
+    let mut shape = x.dims();
+    shape[D - 1] = weight.dims()[1];
+    expect_gradient(shape, x.dtype(), &gradient)?;
     if x.dims().contains(&0) || gradient.dims().contains(&0) {
-        return Ok(GradientSource::new(
-            linear(x, weight, bias, adapter)?,
-            gradient,
-        ));
+        return GradientSource::new(linear(x, weight, bias, adapter)?, gradient);
     }
     if takes_kernel(&x, &weight) {
         let outputs = weight.dims()[1];
@@ -139,34 +138,12 @@ pub fn linear_source<const D: usize>(
         return Ok(GradientSource(Tensor::from_dispatch(source)));
     }
     let Some([a, b]) = adapter else {
-        return Ok(GradientSource::of_product(x, weight, bias, gradient));
+        return GradientSource::of_product(x, weight, bias, gradient);
     };
     let wide = a.dtype();
     let inner = product(x.clone().cast(wide), a, None);
-    let of_term = GradientSource::of_product(inner, b, None, gradient.clone().cast(wide));
-    Ok(GradientSource::of_product(x, weight, bias, gradient).and(of_term))
-}
-
-/// # Errors
-/// [`AttentionError::Shapes`], [`AttentionError::Op`]: the gradient is not that of the output.
-pub(crate) fn check_gradient<const D: usize>(
-    x: &Tensor<D>,
-    weight: &Tensor<2>,
-    gradient: &Tensor<D>,
-) -> Result<()> {
-    let mut shape = x.dims();
-    shape[D - 1] = weight.dims()[1];
-    if gradient.dims() != shape {
-        return Err(AttentionError::Shapes {
-            left: "the output",
-            right: "its gradient",
-            left_shape: shape.to_vec(),
-            right_shape: gradient.dims().to_vec(),
-        });
-    }
-    let first = x.clone().inner().into_dispatch();
-    let gradient = gradient.clone().into_dispatch();
-    Ok(expect("the gradient", &gradient, x.dtype(), &first)?)
+    let of_term = GradientSource::of_product(inner, b, None, gradient.clone().cast(wide))?;
+    Ok(GradientSource::of_product(x, weight, bias, gradient)?.and(of_term))
 }
 
 /// True if a kernel computes the layer. It reads pairs of elements.

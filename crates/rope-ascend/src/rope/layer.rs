@@ -408,8 +408,8 @@ impl LayerKernels {
     }
 }
 
-/// The elements of a tile of a dense tensor and the number of cores, for a kernel with `bytes` for
-/// each element in so many buffers.
+/// The elements of a tile of a dense tensor, and the number of cores, for a kernel that has this
+/// number of buffers, with `bytes` per element in all of them together.
 fn plan_dense(
     elements: usize,
     bytes: usize,
