@@ -1,5 +1,5 @@
 //! The kernels and operators held to the vendors' own code: `cargo xaudit gpu-kernels`,
-//! `vendor-headers` and `vendor-operators`.
+//! `vendor-headers`, `time` and `vendor-operators`.
 
 #[path = "../../crates/xtask/src/cargo.rs"]
 mod cargo;
@@ -9,6 +9,7 @@ mod gpu_kernels;
 #[path = "../../crates/xtask/src/outcome.rs"]
 mod outcome;
 mod report;
+mod time;
 mod vendor_headers;
 mod vendor_operators;
 #[path = "../../crates/xtask/src/wheels.rs"]
@@ -21,6 +22,7 @@ use vendor_headers::Options;
 
 const USAGE: &str = "usage: cargo xaudit gpu-kernels
        cargo xaudit vendor-headers [--arch 2201|3510] [--compile | --quick] [--json] FOLDER
+       cargo xaudit time [--json] FOLDER
        cargo xaudit vendor-operators [--soc 910B|910_93] [--operator aclnnNAME] [--quick] [--json]
            FOLDER
 
@@ -35,6 +37,10 @@ vendor-headers   holds the kernels to the vendor's Ascend C headers in FOLDER, a
       of Ascend through them, compares all memory with the simulator's run, counts the instructions
       of a tile, and seeds faults that it has to notice. Ten minutes. --arch takes one architecture,
       --compile stops after compiling, --quick leaves out the suite that needs burn.
+time   prints how long the kernels would take on Atlas A2 by msKPP's figures and by the cycle model
+      of FOLDER, a checkout of github.com/PTO-ISA/pto-isa, which the C++ compiler compiles. A
+      rotation above 1.10 of its memory's time that no instruction explains is an error, as is a
+      slow kernel that is not reported. Two minutes.
 vendor-operators   holds the operators to the vendor's own first phases: argument checks, promotion
       and choice of kernels. FOLDER holds checkouts of opbase, metadef, runtime, ops-math, ops-nn
       and ops-transformer (github.com/hicann), which g++ compiles for the host into the target
@@ -60,6 +66,10 @@ fn main() -> ExitCode {
         [vendor_headers::LAUNCH, words @ ..] => {
             vendor_headers::launch(words).map_err(|error| error.to_string())
         }
+        ["time", words @ ..] if let Some(options) = time::Options::parse(words) => {
+            time::run(&options).map_err(|error| text(&error))
+        }
+        [time::LAUNCH, words @ ..] => time::launch(words).map_err(|error| error.to_string()),
         ["vendor-operators", words @ ..]
             if let Some(options) = vendor_operators::Options::parse(words) =>
         {

@@ -31,7 +31,7 @@ deep   runs the checks that continuous integration leaves out, STEPs or all of t
       outcome of each to docs/tables/deep.md as soon as it is known. A step that fails stops no other.
       --list prints the steps with their commands and runs none, --resume leaves out those that have
       passed with the present files, all of them committed. --vendor names a folder of checkouts of
-      the vendor's repositories; without it the two steps that read them are left out. Hours.
+      the vendor's repositories; without it the steps that read them are left out. Hours.
 dist   builds static programs for Linux, by default for x86_64 and aarch64, tries them (under qemu
       where it must), and writes archives and checksums to target/dist.
 fuzz   runs the targets of fuzz/ on their kept inputs, then each on new ones for a number of seconds

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstdarg>
 #include <cstdio>
+#include <cstdlib>
 #include <map>
 #include <string>
 #include <string_view>
@@ -179,6 +180,18 @@ struct GmView {
     bool bounded = false;
 };
 
+// The trace of the first block of each launch, if ASCEND_SIM_TRACE names a file: a line for its
+// kernel, then one for each instruction and barrier in the order of the program. A line has the
+// pipe and the epoch, the amount (see `Counted`), what the pipe knew of all pipes (see `GmAccess`),
+// what it is, and the types.
+inline std::FILE* trace_file() {
+    static std::FILE* const file = [] {
+        const char* path = std::getenv("ASCEND_SIM_TRACE");
+        return path == nullptr ? nullptr : std::fopen(path, "a");
+    }();
+    return file;
+}
+
 // Thrown to leave a kernel whose next step has no defined meaning.
 struct BlockStopped {};
 
@@ -281,9 +294,19 @@ public:
         throw BlockStopped{};
     }
 
-    // Counts for the list of block 0. Kinds and types are distinguished by their text.
-    void count(const char* what, const char* types, std::uint64_t amount) {
-        if (index == 0) ++counted[{what, types, amount}];
+    // Counts for the list of block 0, and writes to its trace. Kinds and types are distinguished by
+    // their text.
+    void count(const Op& op, const char* what, std::uint64_t amount) {
+        if (index != 0) return;
+        ++counted[{what, op.types, amount}];
+        std::FILE* const file = trace_file();
+        if (file == nullptr) return;
+        std::fprintf(file, "%d %u %llu", core * kPipes + op.pipe, op.epoch,
+                     static_cast<unsigned long long>(amount));
+        const Clock known = seen[op.pipe].sent_by(core);
+        for (int pipe = 0; pipe < kCores * kPipes; ++pipe)
+            std::fprintf(file, " %u", (&known.others[0][0])[pipe]);
+        std::fprintf(file, " %s|%s\n", what, op.types);
     }
 
     // Only one kind of core has the pipe and the memories of an instruction.

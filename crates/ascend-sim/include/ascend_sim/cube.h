@@ -178,7 +178,7 @@ void DataCopy(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const Nd2Nz
     running.counters.cube_gm_bytes_read += bytes;
     ++running.counters.gm_transfers_in;
     running.counters.gm_bursts_in += static_cast<std::uint64_t>(p.ndNum * p.nValue);
-    running.count("GM -> L1", "", bytes);
+    running.count(op, "GM -> L1", bytes);
 }
 
 // Fractals from L1 to L0A or L0B, each transposed or as it is. What is known about bytes moves with
@@ -219,7 +219,7 @@ void LoadData(const LocalTensor<T>& dst, const LocalTensor<T>& src, const LoadDa
                         sizeof(T));
         }
     }
-    running.count(op.name, op.types,
+    running.count(op, op.name,
                   static_cast<std::uint64_t>(p.repeatTimes.get()) * kFractalBytes);
 }
 
@@ -330,7 +330,7 @@ void Mmad(const LocalTensor<float>& dst, const LocalTensor<T>& left, const Local
     const std::uint64_t multiply_adds = std::uint64_t{m} * n * k;
     ++running.counters.cube_instructions;
     running.counters.cube_multiply_adds += multiply_adds;
-    running.count("Mmad", op.types, multiply_adds);
+    running.count(op, op.name, multiply_adds);
 }
 
 // Rows of a product from L0C to global memory, rounded to nearest even.
@@ -397,7 +397,7 @@ void Fixpipe(const GlobalTensor<T>& dst, const LocalTensor<float>& src, const Fi
     running.counters.cube_gm_bytes_written += bytes;
     ++running.counters.gm_transfers_out;
     running.counters.gm_bursts_out += static_cast<std::uint64_t>(p.mSize.get());
-    running.count("L0C -> GM", types_of<T, float>(), bytes);
+    running.count(op, "L0C -> GM", bytes);
 }
 
 }  // namespace AscendC

@@ -38,7 +38,7 @@ inline void count_transfer(Block& running, const Op& op, const GmView& global, c
     Counters& counters = running.counters;
     (write ? counters.gm_bytes_written : counters.gm_bytes_read) += t.count * t.length;
     ++(write ? counters.gm_transfers_out : counters.gm_transfers_in);
-    running.count(write ? "UB -> GM" : "GM -> UB", "", t.count * t.length);
+    running.count(op, write ? "UB -> GM" : "GM -> UB", t.count * t.length);
     (write ? counters.gm_bursts_out : counters.gm_bursts_in) += t.count;
     running.record(op, global.start, t.length, static_cast<std::uint64_t>(t.global_step), t.count,
                    write);

@@ -152,6 +152,8 @@ inline std::int32_t run_group(const KernelEntry& entry, const Launch* launch,
 inline std::int32_t run_block_of(const KernelEntry* entries, const Launch* launch,
                                  std::uint64_t kernel, const std::uint8_t* args,
                                  std::uint32_t index, Counters* counters) {
+    if (index == 0 && trace_file() != nullptr)
+        std::fprintf(trace_file(), "%s\n", entries[kernel].name);
     try {
         Accesses accesses;
         Block running(*launch, index, kVector0, nullptr, *counters, accesses, t_memories[kVector0]);

@@ -199,7 +199,10 @@ void PipeBarrier(ASCEND_SIM_HERE) {
     Block& running = block();
     if constexpr (pipe == PIPE_S) running.stop("event", at, "PipeBarrier<PIPE_S> is not accepted");
     ++running.counters.barriers[pipe];
-    running.count(pipe == PIPE_V ? "PipeBarrier<PIPE_V>" : "PipeBarrier", "", 0);
+    const bool vector = pipe == PIPE_V;
+    const Pipe counted = vector ? kPipeV : kPipeS;
+    running.count({"", at, counted, running.issued[counted]},
+                  vector ? "PipeBarrier<PIPE_V>" : "PipeBarrier", 0);
     if constexpr (pipe == PIPE_ALL) {
         Clock all;
         for (std::uint8_t p = 0; p < kPipes; ++p) all.epoch[p] = running.issued[p];

@@ -64,7 +64,7 @@ const char* types_of() {
 }
 
 inline void count_vector(Block& running, const Op& op, std::uint64_t repeats) {
-    running.count(op.name, op.types, repeats);
+    running.count(op, op.name, repeats);
     ++running.counters.vector_instructions;
     running.counters.vector_repeats += repeats;
 }
