@@ -1,5 +1,5 @@
 //! The kernels and operators held to the vendors' own code: `cargo xaudit gpu-kernels`,
-//! `vendor-headers`, `time` and `vendor-operators`.
+//! `vendor-headers`, `vendor-rules`, `time` and `vendor-operators`.
 
 #[path = "../../crates/xtask/src/cargo.rs"]
 mod cargo;
@@ -22,6 +22,7 @@ use vendor_headers::Options;
 
 const USAGE: &str = "usage: cargo xaudit gpu-kernels
        cargo xaudit vendor-headers [--arch 2201|3510] [--compile | --quick] [--json] FOLDER
+       cargo xaudit vendor-rules [--quick] [--json] FOLDER
        cargo xaudit time [--json] FOLDER
        cargo xaudit vendor-operators [--soc 910B|910_93] [--operator aclnnNAME] [--quick] [--json]
            FOLDER
@@ -37,6 +38,9 @@ vendor-headers   holds the kernels to the vendor's Ascend C headers in FOLDER, a
       of Ascend through them, compares all memory with the simulator's run, counts the instructions
       of a tile, and seeds faults that it has to notice. Ten minutes. --arch takes one architecture,
       --compile stops after compiling, --quick leaves out the suite that needs burn.
+vendor-rules   holds each call of the kernels to the vendor's own checks, with the same compiler, on
+      dav-2201. FOLDER holds checkouts of asc-devkit and asc-tools. Makes calls that break a rule,
+      which have to be found, then runs the suites. A quarter of an hour. --quick as above.
 time   prints how long the kernels would take on Atlas A2 by msKPP's figures and by the cycle model
       of FOLDER, a checkout of github.com/PTO-ISA/pto-isa, which the C++ compiler compiles. A
       rotation above 1.10 of its memory's time that no instruction explains is an error, as is a
@@ -70,6 +74,12 @@ fn main() -> ExitCode {
             time::run(&options).map_err(|error| text(&error))
         }
         [time::LAUNCH, words @ ..] => time::launch(words).map_err(|error| error.to_string()),
+        ["vendor-rules", words @ ..] if let Some(options) = Options::parse_rules(words) => {
+            vendor_headers::run_rules(&options).map_err(|error| text(&error))
+        }
+        [vendor_headers::PROBE, words @ ..] => {
+            vendor_headers::probe(words).map_err(|error| error.to_string())
+        }
         ["vendor-operators", words @ ..]
             if let Some(options) = vendor_operators::Options::parse(words) =>
         {

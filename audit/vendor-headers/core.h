@@ -88,6 +88,9 @@ struct Core {
     uint64_t mask_high = 0x5555, mask_low = 0x3333;
     uint64_t compare_mask[2] = {};
     uint64_t ctrl, pad_value = 0, gathered = 0;
+#if ASCENDC_CPU_DEBUG
+    uint32_t gather_from = 0;  // an address of the host does not fit the instruction
+#endif
     uint64_t ub_top = 0;
     std::map<std::string, uint64_t> issued_by_name;
     std::map<std::string, int> reported;
@@ -184,6 +187,7 @@ struct Core {
     // `count` runs of `length` bytes of global memory, `stride` bytes apart.
     void note_gm(const char* op, Unit unit, uint32_t epoch, uint64_t start, uint64_t length,
                  uint64_t stride, uint64_t count) {
+        if (count == 0) return;
         ascend_sim::GmAccess access{};
         access.start = start;
         access.length = length;

@@ -23,8 +23,13 @@ inline Unit unit_of(pipe_t pipe) {
 
 template <class T>
 inline int64_t address(__ubuf__ T* pointer) {
+#if ASCENDC_CPU_DEBUG
+    return (const uint8_t*)pointer - core().ub;
+#else
     return (int64_t)(uint64_t)pointer;
+#endif
 }
+inline int64_t address(__ubuf__ void* pointer) { return address((__ubuf__ uint8_t*)pointer); }
 
 inline void check_transfer(const char* op, int64_t ub, uint32_t count, uint32_t length) {
     if (ub % 32 != 0) core().stop("ub-misaligned", "%s: UB byte %ld", op, long(ub));
@@ -254,13 +259,13 @@ inline uint64_t sbitset1(uint64_t bits, int64_t at) { return bits | (1ull << at)
     inline void copy_gm_to_ubuf_align_##suffix(__ubuf__ void* to, __gm__ void* from, uint8_t,      \
                                                uint16_t count, uint32_t length, uint8_t left,      \
                                                uint8_t right, uint32_t gm_gap, uint32_t ub_gap) {  \
-        cce::load("copy_gm_to_ubuf_align_" #suffix, (int64_t)(uint64_t)to, (uint64_t)from, bytes,  \
+        cce::load("copy_gm_to_ubuf_align_" #suffix, cce::address(to), (uint64_t)from, bytes,       \
                   count, length, left, right, gm_gap, ub_gap);                                     \
     }                                                                                              \
     inline void copy_ubuf_to_gm_align_##suffix(__gm__ void* to, __ubuf__ void* from, uint8_t,      \
                                                uint16_t count, uint32_t length, uint8_t, uint8_t,  \
                                                uint32_t ub_gap, uint32_t gm_gap) {                 \
-        cce::store("copy_ubuf_to_gm_align_" #suffix, (uint64_t)to, (int64_t)(uint64_t)from, count, \
+        cce::store("copy_ubuf_to_gm_align_" #suffix, (uint64_t)to, cce::address(from), count,      \
                    length, ub_gap, gm_gap);                                                        \
     }
 CCE_TRANSFER(b8, 1)
@@ -269,11 +274,11 @@ CCE_TRANSFER(b32, 4)
 // Whole blocks of 32 bytes, which lengths and gaps count.
 inline void copy_gm_to_ubuf(__ubuf__ void* to, __gm__ void* from, uint8_t, uint16_t count,
                             uint16_t length, uint16_t gm_gap, uint16_t ub_gap) {
-    cce::load("copy_gm_to_ubuf", (int64_t)(uint64_t)to, (uint64_t)from, 1, count, length * 32u, 0,
-              0, gm_gap * 32u, ub_gap);
+    cce::load("copy_gm_to_ubuf", cce::address(to), (uint64_t)from, 1, count, length * 32u, 0, 0,
+              gm_gap * 32u, ub_gap);
 }
 inline void copy_ubuf_to_gm(__gm__ void* to, __ubuf__ void* from, uint8_t, uint16_t count,
                             uint16_t length, uint16_t ub_gap, uint16_t gm_gap) {
-    cce::store("copy_ubuf_to_gm", (uint64_t)to, (int64_t)(uint64_t)from, count, length * 32u,
-               ub_gap, gm_gap * 32u);
+    cce::store("copy_ubuf_to_gm", (uint64_t)to, cce::address(from), count, length * 32u, ub_gap,
+               gm_gap * 32u);
 }

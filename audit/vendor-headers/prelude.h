@@ -7,6 +7,10 @@
 // of the simulated device.
 #pragma once
 
+#if __NPU_ARCH__ != 2201
+#undef ASCENDC_CPU_DEBUG  // the vendor's checks are of dav-2201
+#endif
+
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -34,8 +38,22 @@
 #define __DAV_VEC__
 #endif
 #define __CCE_IS_AICORE__ 1
+#if !ASCENDC_CPU_DEBUG
 #define __NPU_DEVICE__
+#endif
 
+// With the vendor's own checks (`cargo xaudit vendor-rules`), its headers take the host's pointers.
+#if ASCENDC_CPU_DEBUG
+#define __gm__
+#define __cbuf__
+#define __ca__
+#define __cb__
+#define __cc__
+#define __fbuf__
+#define __biasbuf__
+#define __ssbuf__
+#define __ubuf__
+#else
 // The vendor's printing code mixes string literals with pointers to global memory, so that a space
 // of its own for global memory is for checks of the kernels only.
 #ifdef HARNESS_GM_SPACE
@@ -51,6 +69,7 @@
 #define __biasbuf__ __attribute__((address_space(8)))
 #define __ssbuf__ __attribute__((address_space(9)))
 #define __ubuf__ __attribute__((address_space(256)))
+#endif
 #define __global__
 #define __aicore__
 #define __host__
@@ -72,7 +91,17 @@
 #define __inout_pipe__(...)
 #define __disable_kernel_type_autoinfer__
 
+#if ASCENDC_CPU_DEBUG
+struct half {
+    _Float16 value;
+    half() = default;
+    constexpr half(float of) : value(static_cast<_Float16>(of)) {}
+    constexpr operator float() const { return value; }
+    constexpr float ToFloat() const { return value; }
+};
+#else
 using half = _Float16;
+#endif
 struct bfloat16_t {
     uint16_t bits;
     bfloat16_t() = default;
@@ -81,6 +110,7 @@ struct bfloat16_t {
     constexpr operator float() const {
         return __builtin_bit_cast(float, static_cast<uint32_t>(bits) << 16);
     }
+    constexpr float ToFloat() const { return *this; }
 };
 
 enum pipe_t {

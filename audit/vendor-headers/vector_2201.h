@@ -175,6 +175,9 @@ inline void gather(const char* op, int64_t dst, uint32_t bytes, int64_t offsets,
     if (dst % 32 != 0 || offsets % 32 != 0)
         c.stop("ub-misaligned", "%s: dst at UB byte %ld, offsets at %ld", op, long(dst),
                long(offsets));
+#if ASCENDC_CPU_DEBUG
+    base = c.gather_from;
+#endif
     const Extent extent = begin(op, bytes, repeat);
     for (uint64_t r = 0; r < extent.repeats; ++r) {
         uint8_t out[kRepeatBytes];
@@ -355,7 +358,7 @@ CCE_MULTIPLY_ADD(float, half)
 CCE_UNARY(vnot, int16_t, ~x)
 CCE_UNARY(vnot, uint16_t, ~x)
 CCE_UNARY(vabs, float, std::fabs(x))
-CCE_UNARY(vabs, half, x < 0 ? -x : x)
+CCE_UNARY(vabs, half, x < 0 ? half(-x) : x)
 CCE_UNARY(vrelu, float, x > 0 ? x : 0)
 CCE_UNARY(vrelu, half, x > 0 ? x : half(0))
 CCE_UNARY(vrelu, int32_t, x > 0 ? x : 0)
@@ -507,7 +510,7 @@ CCE_COMPARISONS(half)
 inline void set_cmpmask(__ubuf__ void* from) {
     cce::Core& c = cce::core();
     const uint32_t epoch = c.issue(cce::kV, "set_cmpmask");
-    const int64_t at = cce::address((__ubuf__ uint8_t*)from);
+    const int64_t at = cce::address(from);
     c.ub_read("set_cmpmask", cce::kV, epoch, "src", at, sizeof c.compare_mask);
     std::memcpy(c.compare_mask, c.ub + at, sizeof c.compare_mask);
 }

@@ -217,9 +217,9 @@ impl Harness {
     /// cache knows the options only.
     fn content(&self) -> Result<u64> {
         let mut hasher = DefaultHasher::new();
-        hash_headers(&self.folder(), &mut hasher)?;
+        hash_sources(&self.folder(), &mut hasher)?;
         for folder in ["include", "impl/basic_api", "impl/utils"] {
-            hash_headers(&self.headers.join(folder), &mut hasher)?;
+            hash_sources(&self.headers.join(folder), &mut hasher)?;
         }
         for architecture in ARCHITECTURES {
             let path = self.work.join(format!("absent_{architecture}.h"));
@@ -229,7 +229,8 @@ impl Harness {
     }
 }
 
-fn hash_headers(folder: &Path, hasher: &mut DefaultHasher) -> Result<()> {
+/// Names and texts of the headers and sources below a folder.
+pub(super) fn hash_sources(folder: &Path, hasher: &mut DefaultHasher) -> Result<()> {
     if !folder.is_dir() {
         return Ok(());
     }
@@ -239,8 +240,11 @@ fn hash_headers(folder: &Path, hasher: &mut DefaultHasher) -> Result<()> {
     entries.sort();
     for entry in entries {
         if entry.is_dir() {
-            hash_headers(&entry, hasher)?;
-        } else if entry.extension().is_some_and(|ending| ending == "h") {
+            hash_sources(&entry, hasher)?;
+        } else if entry
+            .extension()
+            .is_some_and(|ending| ending == "h" || ending == "cpp")
+        {
             entry.hash(hasher);
             let bytes = fs::read(&entry).map_err(cannot_access(&entry))?;
             bytes.hash(hasher);

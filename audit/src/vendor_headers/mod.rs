@@ -8,6 +8,8 @@
 mod compile;
 mod counts;
 mod faults;
+mod probes;
+mod rules;
 mod suites;
 
 use std::path::PathBuf;
@@ -20,6 +22,7 @@ use compile::{Compiled, Harness};
 use counts::TileRow;
 pub(crate) use counts::{WORD as LAUNCH, launch};
 use faults::{Caught, FaultRow};
+pub(crate) use rules::{WORD as PROBE, probe, run as run_rules};
 use suites::{SUITES, SuiteRow};
 
 /// What may be asked for.
@@ -45,6 +48,13 @@ const ARCHITECTURES: [u32; 2] = [2201, 3510];
 const KERNELS: &str = "crates/rope-ascend/kernels/rope";
 
 impl Options {
+    /// Those of `vendor-rules`, which has the architecture of the rules alone.
+    pub(crate) fn parse_rules(words: &[&str]) -> Option<Self> {
+        let others = ["--arch", "--compile"];
+        let none = !words.iter().any(|word| others.contains(word));
+        none.then(|| Self::parse(words))?
+    }
+
     /// The options in the words of a command line.
     pub(crate) fn parse(words: &[&str]) -> Option<Self> {
         let mut options = Self::default();
@@ -144,7 +154,8 @@ pub(crate) fn run(options: &Options) -> Result<String> {
         });
         for suite in suites {
             eprintln!("dav-{architecture}: {}", suite.name);
-            report.suites.push(harness.suite(suite, architecture)?);
+            let row = harness.suite(suite, architecture, &harness.environment()?)?;
+            report.suites.push(row);
         }
         eprintln!("dav-{architecture}: counting");
         report.tiles.extend(harness.counts(compiled)?);

@@ -56,7 +56,13 @@ inline void write_counts(const Core& c, const char* kernel) {
 
 inline int32_t run_block(const ascend_sim::KernelEntry& kernel, const ascend_sim::Launch* launch,
                          const uint8_t* args, uint32_t block, ascend_sim::Counters* counters) {
+#if ASCENDC_CPU_DEBUG
+    const RulesTurn turn;
+#endif
     Core c(launch, block, counters);
+#if ASCENDC_CPU_DEBUG
+    turn.begin(c);
+#endif
     int32_t stopped = 0;
     try {
         kernel.call(args);

@@ -1,0 +1,2 @@
+// The type is in audit/vendor-headers/prelude.h.
+#pragma once

@@ -1,0 +1,2 @@
+// The kernels use no SIMT.
+#pragma once

@@ -1,0 +1,2 @@
+// The intrinsics are in audit/vendor-headers.
+#pragma once
