@@ -12,7 +12,7 @@ use crate::config::{DeltaConfig, TextConfig};
 use crate::delta::DeltaAttention;
 use crate::error::Result;
 use crate::layers::{
-    Activation, FeedForward, FeedForwardConfig, Gate, LayerCache, RmsNorm, attend,
+    Activation, FeedForward, FeedForwardConfig, Gate, LayerCache, RmsNorm, append, attend,
 };
 use crate::linear::Linear;
 use crate::step::{Common, Deepstack};
@@ -266,6 +266,18 @@ fn normalised_by(norm: Option<&RmsNorm>, x: Tensor<3>) -> Result<Tensor<3>> {
     }
 }
 
+/// `[batch, seq, channels]` as `[batch, seq, heads, channels / heads]`.
+fn heads(x: Tensor<3>, heads: usize) -> Tensor<4> {
+    let [batch, seq, channels] = x.dims();
+    x.reshape([batch, seq, heads, channels / heads])
+}
+
+fn record_both(trace: &mut Trace, when: &str, index: usize, q: &Tensor<4>, k: &Tensor<4>) {
+    for (name, x) in [("q", q), ("k", k)] {
+        trace.record(|| format!("{name}_{when}.{index}"), x);
+    }
+}
+
 /// Grouped-query attention.
 #[derive(Module, Debug)]
 struct SelfAttention {
@@ -326,62 +338,17 @@ impl SelfAttention {
             draw,
             ..
         } = common;
-        let [batch, seq, _] = hidden.dims();
-        let heads = |x: Tensor<3>, heads: usize| {
-            let [_, _, channels] = x.dims();
-            x.reshape([batch, seq, heads, channels / heads])
-        };
         let layers = [&self.q_proj, &self.k_proj, &self.v_proj];
         let [q, k, v] = Linear::forward_together(layers, hidden, draw)?;
+        let (q, gate) = self.split_gate(heads(q, self.heads));
         let [k, v] = [k, v].map(|x| heads(x, self.kv_heads));
-        let q = heads(q, self.heads);
-        let (q, gate) = if self.output_gate {
-            let [.., both] = q.dims();
-            let half = |start| q.clone().narrow(3, start, both / 2);
-            let gate = half(both / 2).reshape([batch, seq, self.heads * both / 2]);
-            (half(0), Some(gate))
-        } else {
-            (q, None)
-        };
-        let recording = trace.is_recording();
-        let mut keep = |when: &str, q: &Tensor<4>, k: &Tensor<4>| {
-            for (name, x) in [("q", q), ("k", k)] {
-                trace.record(|| format!("{name}_{when}.{index}"), x);
-            }
-        };
-        let (q, k) = match (&self.q_norm, &self.k_norm) {
-            (Some(q_norm), Some(k_norm)) => {
-                if recording {
-                    // The tensors between norm and rotation exist in no other pass.
-                    let (q, k) = (q_norm.forward(q.clone())?, k_norm.forward(k.clone())?);
-                    keep("pre", &q, &k);
-                }
-                let weights = [q_norm, k_norm].map(|norm| norm.weight.val());
-                let weights = match self.wide_norms.clone() {
-                    Some([q, k]) => {
-                        let [q_weight, k_weight] = weights;
-                        [stand_in(q_weight, q)?, stand_in(k_weight, k)?]
-                    }
-                    None => weights,
-                };
-                let norm = HeadNorm::new(q_norm.epsilon)?.with_unit_offset(q_norm.unit_offset);
-                self.rotary.try_forward_norm(q, k, weights, norm, angles)?
-            }
-            _ => {
-                keep("pre", &q, &k);
-                self.rotary.try_forward(q, k, angles)?
-            }
-        };
-        keep("post", &q, &k);
+        let (q, k) = self.rotate(q, k, angles, index, trace)?;
+        record_both(trace, "post", index, &q, &k);
         trace.record(|| format!("v.{index}"), &v);
 
-        let (q, mut k, mut v) = (q.swap_dims(1, 2), k.swap_dims(1, 2), v.swap_dims(1, 2));
+        let [q, mut k, mut v] = [q, k, v].map(|x| x.swap_dims(1, 2));
         if let Some(cache) = cache {
-            if let Some((earlier_k, earlier_v)) = cache.take() {
-                k = Tensor::cat(vec![earlier_k, k], 2);
-                v = Tensor::cat(vec![earlier_v, v], 2);
-            }
-            *cache = Some((k.clone(), v.clone()));
+            (k, v) = append(cache, k, v);
         }
         let attended = attend(attention, q, k, v)?;
         trace.record(|| format!("mixed.{index}"), &attended);
@@ -390,5 +357,46 @@ impl SelfAttention {
             None => attended,
         };
         self.o_proj.forward(attended, draw)
+    }
+
+    /// The halves of `q_proj`'s heads if it also computes a gate, `[batch, seq, channels]`.
+    fn split_gate(&self, q: Tensor<4>) -> (Tensor<4>, Option<Tensor<3>>) {
+        if !self.output_gate {
+            return (q, None);
+        }
+        let [batch, seq, heads, both] = q.dims();
+        let half = |start| q.clone().narrow(3, start, both / 2);
+        let gate = half(both / 2).reshape([batch, seq, heads * both / 2]);
+        (half(0), Some(gate))
+    }
+
+    /// Normalises, if the model does, and rotates.
+    fn rotate(
+        &self,
+        q: Tensor<4>,
+        k: Tensor<4>,
+        angles: &RotaryAngles,
+        index: usize,
+        trace: &mut Trace,
+    ) -> Result<(Tensor<4>, Tensor<4>)> {
+        let (Some(q_norm), Some(k_norm)) = (&self.q_norm, &self.k_norm) else {
+            record_both(trace, "pre", index, &q, &k);
+            return Ok(self.rotary.try_forward(q, k, angles)?);
+        };
+        if trace.is_recording() {
+            // The tensors between norm and rotation exist in no other pass.
+            let (q, k) = (q_norm.forward(q.clone())?, k_norm.forward(k.clone())?);
+            record_both(trace, "pre", index, &q, &k);
+        }
+        let weights = [q_norm, k_norm].map(|norm| norm.weight.val());
+        let weights = match self.wide_norms.clone() {
+            Some([q, k]) => {
+                let [q_weight, k_weight] = weights;
+                [stand_in(q_weight, q)?, stand_in(k_weight, k)?]
+            }
+            None => weights,
+        };
+        let norm = HeadNorm::new(q_norm.epsilon)?.with_unit_offset(q_norm.unit_offset);
+        Ok(self.rotary.try_forward_norm(q, k, weights, norm, angles)?)
     }
 }

@@ -217,6 +217,20 @@ impl RmsNorm {
 /// state, `[batch, heads, key_dim, value_dim]`.
 pub(crate) type LayerCache = Option<(Tensor<4>, Tensor<4>)>;
 
+/// Appends k and v of new tokens to those of the cache; returns all, which the cache keeps.
+pub(crate) fn append(
+    cache: &mut LayerCache,
+    mut k: Tensor<4>,
+    mut v: Tensor<4>,
+) -> (Tensor<4>, Tensor<4>) {
+    if let Some((earlier_k, earlier_v)) = cache.take() {
+        k = Tensor::cat(vec![earlier_k, k], 2);
+        v = Tensor::cat(vec![earlier_v, v], 2);
+    }
+    *cache = Some((k.clone(), v.clone()));
+    (k, v)
+}
+
 /// Computes attention and concatenates the heads of each token.
 ///
 /// # Shapes

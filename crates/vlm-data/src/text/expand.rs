@@ -79,6 +79,14 @@ pub(super) struct Padded {
     pub(super) ranges: Vec<Range<usize>>,
 }
 
+impl Padded {
+    /// The tokens of the runs beyond the pad of each.
+    pub(super) fn added_tokens(&self) -> usize {
+        let added = |sum: usize, run: &usize| sum.saturating_add(run - 1);
+        self.runs.iter().fold(0, added)
+    }
+}
+
 /// Writes videos in the family's notation and counts the pads of each run. `ranges` refer to `text`
 /// and contain no pad.
 ///

@@ -410,7 +410,7 @@ impl TextEncoder {
                 &conversation.messages[after..],
             );
             let messages: Vec<Message> = head.iter().chain(tail).cloned().collect();
-            self.try_encode(conversation, messages, grids, options, (limit, purpose))
+            self.try_encode(conversation, &messages, grids, options, (limit, purpose))
         };
         let too_long = |tokens, dropped| {
             at_line(RecordProblem::TooLong {
@@ -421,7 +421,7 @@ impl TextEncoder {
         };
         let tokens = match self.try_encode(
             conversation,
-            conversation.messages.clone(),
+            &conversation.messages,
             grids,
             options,
             (limit, purpose),
@@ -480,108 +480,70 @@ impl TextEncoder {
     fn try_encode(
         &self,
         conversation: &Conversation,
-        messages: Vec<Message>,
+        messages: &[Message],
         grids: Grids<'_>,
         options: &EncodeOptions,
         (limit, purpose): (usize, Purpose),
     ) -> Result<Attempt> {
         let at_line = |problem: RecordProblem| problem.at(conversation.line);
-        let parts = || messages.iter().flat_map(|message| &message.parts);
-        let image = |part: &Part| match part {
-            Part::Image(index) => Some(*index),
-            _ => None,
-        };
-        let video = |part: &Part| match part {
-            Part::Video(index) => Some(*index),
-            _ => None,
-        };
-        let (images, videos): (Vec<_>, Vec<_>) = (
-            parts().filter_map(image).collect(),
-            parts().filter_map(video).collect(),
-        );
-        // A conversation built by hand may name pictures that it lacks.
-        let image_grids: Option<Vec<Grid>> = images
-            .iter()
-            .map(|&index| grids.images.get(index).copied())
-            .collect();
-        let video_grids: Option<Vec<&VideoGrid>> = videos
-            .iter()
-            .map(|&index| grids.videos.get(index))
-            .collect();
-        let missing =
-            |kind, media: usize, grids| at_line(RecordProblem::Grids { kind, media, grids });
-        let image_grids =
-            image_grids.ok_or_else(|| missing("images", images.len(), grids.images.len()))?;
-        let video_grids =
-            video_grids.ok_or_else(|| missing("videos", videos.len(), grids.videos.len()))?;
-
+        let media = Media::new(messages, grids).map_err(at_line)?;
         if conversation.plain {
             return self.encode_plain(conversation, options.trained, limit);
         }
         let (tools, named) = (conversation.tools.as_ref(), self.tokenizer.named_tokens());
         let rendered = self
             .template
-            .render(&messages, tools, named, &options.render);
+            .render(messages, tools, named, &options.render);
         let rendered = rendered.map_err(at_line)?;
         let padded = pad(
             &rendered.text,
             self.style,
             self.merge,
-            &image_grids,
-            &video_grids,
+            &media.image_grids,
+            &media.video_grids,
             rendered.generated,
         );
         let padded = padded.map_err(at_line)?;
-        let extra = padded
-            .runs
-            .iter()
-            .fold(0usize, |sum, run| sum.saturating_add(run - 1));
-
         let (ids, labels) = match purpose {
-            Purpose::Training => {
-                let (ids, labels) = self.label(&messages, &padded, options, at_line)?;
-                match options.trained {
-                    Trained::Everything => {
-                        let labels = self.all_but(&ids, &labels);
-                        (ids, labels)
-                    }
-                    Trained::AllTurns | Trained::LastTurn => (ids, labels),
-                }
-            }
+            Purpose::Training => self.label(messages, &padded, options, at_line)?,
             Purpose::Prompt => {
                 let ids = self.tokenizer.encode(&padded.text)?;
                 let labels = vec![IGNORED; ids.len()];
                 (ids, labels)
             }
         };
-        let dropped_thoughts = account(&messages, tools, &rendered.text).map_err(at_line)?;
-        let tokens = ids.len().saturating_add(extra);
+        let dropped_thoughts = account(messages, tools, &rendered.text).map_err(at_line)?;
+        let tokens = ids.len().saturating_add(padded.added_tokens());
         if tokens > limit {
             return Ok(Attempt::TooLong(tokens));
         }
-        let is_trained = labels.iter().any(|&label| label != IGNORED);
-        if purpose == Purpose::Training && !is_trained {
+        if purpose == Purpose::Training && labels.iter().all(|&label| label == IGNORED) {
             let reason = "every answer is masked, by \"loss\": false or by the choice of turns";
             return Err(at_line(RecordProblem::NothingToTrain { reason }));
         }
-        let (mut input_ids, mut all_labels) =
-            (Vec::with_capacity(tokens), Vec::with_capacity(tokens));
-        let mut runs = padded.runs.iter().copied();
-        for (id, label) in ids.into_iter().zip(labels) {
-            let is_pad = id == self.ids.image_pad || id == self.ids.video_pad;
-            let run = if is_pad { runs.next().unwrap_or(1) } else { 1 };
-            input_ids.extend(std::iter::repeat_n(i64::from(id), run));
-            all_labels.extend(std::iter::repeat_n(label, run));
-        }
-        let labels = all_labels;
+        let (input_ids, labels) = self.expanded(&ids, &labels, &padded.runs);
         Ok(Attempt::Fits(Sample {
             input_ids,
             labels,
-            images,
-            videos,
+            images: media.images,
+            videos: media.videos,
             dropped_turns: 0,
             dropped_thoughts,
         }))
+    }
+
+    /// Ids and labels with each pad repeated as often as its picture has tokens.
+    fn expanded(&self, ids: &[u32], labels: &[i64], runs: &[usize]) -> (Vec<i64>, Vec<i64>) {
+        let pads = [self.ids.image_pad, self.ids.video_pad];
+        let mut runs = runs.iter().copied();
+        let pairs = ids.iter().zip(labels).flat_map(|(id, label)| {
+            let run = match pads.contains(id) {
+                true => runs.next().unwrap_or(1),
+                false => 1,
+            };
+            std::iter::repeat_n((i64::from(*id), *label), run)
+        });
+        pairs.unzip()
     }
 
     /// Encodes texts without the template: the last and `eos_token` after it are trained on.
@@ -657,9 +619,25 @@ impl TextEncoder {
         }
     }
 
-    /// The ids and labels of a rendered text, in which each pad is one token. If everything is
-    /// trained on, the labels are of the answers that are not.
+    /// The ids and labels of a rendered text, in which each pad is one token.
     fn label(
+        &self,
+        messages: &[Message],
+        padded: &Padded,
+        options: &EncodeOptions,
+        at_line: impl Fn(RecordProblem) -> TextError,
+    ) -> Result<(Vec<u32>, Vec<i64>)> {
+        let (ids, labels) = self.label_turns(messages, padded, options, at_line)?;
+        let labels = match options.trained {
+            Trained::Everything => self.all_but(&ids, &labels),
+            Trained::AllTurns | Trained::LastTurn => labels,
+        };
+        Ok((ids, labels))
+    }
+
+    /// As [`label`](Self::label); if everything is trained on, the labels are of the answers that are
+    /// not.
+    fn label_turns(
         &self,
         messages: &[Message],
         padded: &Padded,
@@ -870,6 +848,41 @@ impl TextEncoder {
             label(&mut labels, &ids, holding(range.start).min(to)..to);
         }
         Ok((ids, labels))
+    }
+}
+
+/// The pictures and videos that messages name, in their order.
+struct Media<'a> {
+    images: Vec<usize>,
+    videos: Vec<usize>,
+    image_grids: Vec<Grid>,
+    video_grids: Vec<&'a VideoGrid>,
+}
+
+impl<'a> Media<'a> {
+    fn new(messages: &[Message], grids: Grids<'a>) -> Result<Self, RecordProblem> {
+        let (mut images, mut videos) = (Vec::new(), Vec::new());
+        for part in messages.iter().flat_map(|message| &message.parts) {
+            match part {
+                Part::Image(index) => images.push(*index),
+                Part::Video(index) => videos.push(*index),
+                Part::Text(_) => {}
+            }
+        }
+        // A conversation built by hand may name pictures that it lacks.
+        let missing = |kind, media, grids| RecordProblem::Grids { kind, media, grids };
+        let image_grids = images.iter().map(|&index| grids.images.get(index).copied());
+        let video_grids = videos.iter().map(|&index| grids.videos.get(index));
+        Ok(Self {
+            image_grids: image_grids
+                .collect::<Option<_>>()
+                .ok_or_else(|| missing("images", images.len(), grids.images.len()))?,
+            video_grids: video_grids
+                .collect::<Option<_>>()
+                .ok_or_else(|| missing("videos", videos.len(), grids.videos.len()))?,
+            images,
+            videos,
+        })
     }
 }
 
