@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::aclnn::executor::STUBBED;
 use crate::collective::Collective;
+use crate::fault::RunFault;
 use crate::machine::Machine;
 use crate::state::{self, sim};
 use crate::stream::HELD;
@@ -65,7 +66,8 @@ pub fn inject_fault(function: &str, nth: u64, code: i32) {
 /// stream with `code`, which the next synchronisation returns. Its calls succeed. To fail a call,
 /// [`inject_fault`] takes the name of either phase.
 pub fn inject_stream_fault(operator: &str, nth: u64, code: i32) {
-    sim().stream_faults.plan(operator, nth, code);
+    let effect = RunFault::Code(code);
+    sim().stream_faults.plan(operator, nth, effect);
 }
 
 /// Makes a function succeed without doing anything, so that a program which calls it stands for one

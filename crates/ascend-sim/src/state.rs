@@ -13,7 +13,7 @@ use crate::codes::{
     Failure, Outcome, RT_CONTEXT_NULL, RT_PARAM_INVALID, RT_STREAM_CONTEXT, SUCCESS, UNINITIALIZED,
 };
 use crate::collective::{Collectives, Communicator};
-use crate::fault::Faults;
+use crate::fault::{Faults, PlannedFaults, RunFault};
 use crate::machine::Machine;
 use crate::memory::{Memory, Toucher};
 use crate::registry::Registry;
@@ -29,6 +29,8 @@ const LAUNCHES_KEPT: usize = 1 << 14;
 const IGNORED_VARIABLE: &str = "ASCEND_SIM_IGNORE";
 /// A function and a number, FUNCTION:N: the process ends at its Nth call, as if it was killed.
 const ABORT_VARIABLE: &str = "ASCEND_SIM_ABORT";
+/// Faults of calls and of runs on the stream ([`PlannedFaults::parse`]).
+const FAULTS_VARIABLE: &str = "ASCEND_SIM_FAULTS";
 
 pub(crate) struct Event {
     /// The last record: its ticket and the clock that holds once it is fulfilled.
@@ -118,8 +120,8 @@ pub(crate) struct Sim {
     aborts: Faults,
     /// Functions that succeed without doing anything.
     pub(crate) ignored: BTreeSet<String>,
-    /// Failures on the stream, by operator.
-    pub(crate) stream_faults: Faults,
+    /// Faults on the stream, by operator.
+    pub(crate) stream_faults: Faults<RunFault>,
     /// How often each operator was put on a stream.
     pub(crate) operator_runs: BTreeMap<&'static str, u64>,
     pub(crate) calls: VecDeque<Call>,
@@ -180,7 +182,13 @@ impl Sim {
             let (function, nth) = parts.expect("ASCEND_SIM_ABORT is FUNCTION:N");
             aborts.plan(function, nth, 0);
         }
+        let planned = std::env::var(FAULTS_VARIABLE).unwrap_or_default();
+        let planned =
+            PlannedFaults::parse(&planned).unwrap_or_else(|expected| panic!("{expected}"));
         Self {
+            faults: planned.calls,
+            stream_faults: planned.runs,
+            memory_limit: planned.memory,
             generation,
             machine,
             ignored: ignored.map(str::to_owned).collect(),

@@ -299,11 +299,10 @@ fn run(
     context: &TaskContext,
 ) -> Outcome {
     let function = request.operation.function();
+    let fault = sim().stream_faults.next(function);
+    fault.map_or(Ok(()), |fault| fault.strike(function))?;
     {
         let mut state = sim();
-        if let Some(code) = state.stream_faults.next(function) {
-            return Err(Failure::new(code, "this failure was injected"));
-        }
         state.task_touch(send.address, send.bytes, false, context, function);
         state.task_touch(receive.address, receive.bytes, true, context, function);
     }

@@ -9,7 +9,9 @@ use super::data::Data;
 use super::descriptor::{Descriptors, Tensor};
 use super::element::Strided;
 use super::refuse;
+use crate::abi::sys::Engine;
 use crate::codes::{ACLNN_INNER_ERROR, ACLNN_NULLPTR, Failure, Outcome, RT_AICORE_EXCEPTION};
+use crate::fault::RunFault;
 use crate::state::sim;
 use crate::stream::Work;
 use crate::trace::Violation;
@@ -193,23 +195,37 @@ pub(crate) fn execute(
     let workspace_used = (wanted != 0).then_some(workspace);
     let named: Vec<u64> = slots.chain(workspace_used).collect();
     let work = Work::Run(Box::new(move |engine, context| {
-        {
+        let fault = {
             let mut state = sim();
             if wanted != 0 {
                 state.task_touch(workspace, wanted, true, context, operator);
             }
-            if let Some(code) = state.stream_faults.next(operator) {
-                let message = format!("{operator}: this failure on the stream was injected");
-                return Err(Failure::new(code, message));
-            }
-        }
+            state.stream_faults.next(operator)
+        };
+        fault.map_or(Ok(()), |fault| fault.strike(operator))?;
         if STUBBED.load(Ordering::Relaxed) {
             return Ok(());
         }
         expect_apart(&launch)?;
-        (launch.kernel)(&mut Data::new(engine, context, &launch))
+        (launch.kernel)(&mut Data::new(engine, context, &launch))?;
+        if let Some(RunFault::Wrong) = fault {
+            alter(engine, &launch)?;
+        }
+        Ok(())
     }));
     state.submit_using(stream, work, operator, named).map(drop)
+}
+
+/// Alters the first element of the first output: a value of another magnitude, or another truth.
+fn alter(engine: &mut Engine<'_>, launch: &Launch) -> Outcome {
+    let written = launch.slots.iter().find(|slot| slot.access != Access::Read);
+    let Some(slot) = written else { return Ok(()) };
+    let size = slot.view.dtype.bytes();
+    let (bytes, offset) = sim().memory.share(slot.view.address(), size)?;
+    let element = bytes.slice_mut(engine, offset, size as usize);
+    let (last, flipped) = (element.len() - 1, if size == 1 { 1 } else { 0x40 });
+    element[last] ^= flipped;
+    Ok(())
 }
 
 /// Refuses an output that shares memory with another tensor and is not the same view.
