@@ -1,6 +1,7 @@
 //! The parts that `mrope verify`, `mrope gradcheck` and the tests share: the implementations under
 //! test under one trait, and the checks that run over all of them.
 
+pub mod accept;
 pub mod alloc;
 #[cfg(feature = "ascend")]
 pub mod ascend;
@@ -14,6 +15,8 @@ pub mod gradcheck;
 #[cfg(feature = "models")]
 pub mod model;
 pub mod names;
+#[cfg(feature = "models")]
+pub mod operators;
 pub mod prompt;
 pub mod tolerance;
 #[cfg(feature = "models")]

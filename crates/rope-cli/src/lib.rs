@@ -4,6 +4,7 @@
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "test code"))]
 #![deny(clippy::print_stderr, clippy::print_stdout)]
 
+mod accept;
 mod arguments;
 mod bench;
 mod compare;
@@ -86,6 +87,7 @@ enum Command {
     #[command(after_help = SERVE_ELSEWHERE)]
     Serve(UnusedArgs),
     Doctor(doctor::DoctorArgs),
+    Accept(accept::AcceptArgs),
     Bench(bench::BenchArgs),
 }
 
@@ -302,6 +304,7 @@ fn run(command: Command) -> Result<ExitCode, Box<dyn Error>> {
         #[cfg(not(feature = "ascend"))]
         Command::Serve(_) => return Err(device::built_without("`mrope serve`", "ascend").into()),
         Command::Doctor(args) => doctor::run(&args)?,
+        Command::Accept(args) => return accept::run(&args),
         Command::Bench(args) => return bench::run(&args),
     }
     Ok(ExitCode::SUCCESS)

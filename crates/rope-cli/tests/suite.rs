@@ -10,6 +10,8 @@ mod ended;
 #[path = "common/program.rs"]
 mod program;
 
+#[cfg(feature = "ascend-sim")]
+mod accept;
 mod after_training;
 #[cfg(feature = "ascend-sim")]
 mod ascend_faults;

@@ -1,6 +1,7 @@
 //! Rotations and attention in burn: their bytes and their time.
 
 pub mod attention;
+pub mod device;
 pub mod gpu;
 pub mod memory;
 pub mod norm;
