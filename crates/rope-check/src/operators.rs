@@ -4,12 +4,13 @@
 //! Inputs are rounded to the element type, the reference is computed on the CPU in f32.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Instant;
 
 use burn::backend::ExecutionError;
 use burn::tensor::activation::{gelu, log_softmax, relu, sigmoid, softmax};
-use burn::tensor::module::{embedding, layer_norm};
+use burn::tensor::module::{embedding, layer_norm, linear};
 use burn::tensor::{Bool, DType, Device, Distribution, IndexingUpdateOp, Int, Tensor, TensorData};
-use burn_attention::{Attention, AttentionMask, MaskRules, linear as biased, rms_norm};
+use burn_attention::{Attention, AttentionMask, MaskRules, rms_norm, wide_linear};
 use serde::Serialize;
 
 /// A result, or the device's error.
@@ -52,11 +53,11 @@ impl Operands {
         let flags: Vec<bool> = numbers.iter().map(|number| number % 2 == 0).collect();
         Self {
             dtype,
-            x: Tensor::from_data(float(&[4, 6], -2.0), device),
-            y: Tensor::from_data(float(&[4, 6], 0.25), device),
-            right: Tensor::from_data(float(&[6, 4], -2.0), device),
-            batch: Tensor::from_data(float(&[2, 4, 6], -2.0), device),
-            channels: Tensor::from_data(float(&[6], -2.0), device),
+            x: Tensor::from_data(float(&[4, 6], -2.0), (device, dtype)),
+            y: Tensor::from_data(float(&[4, 6], 0.25), (device, dtype)),
+            right: Tensor::from_data(float(&[6, 4], -2.0), (device, dtype)),
+            batch: Tensor::from_data(float(&[2, 4, 6], -2.0), (device, dtype)),
+            channels: Tensor::from_data(float(&[6], -2.0), (device, dtype)),
             index: Tensor::from_data(TensorData::new(numbers, [4, 6]), device),
             mask: Tensor::from_data(TensorData::new(flags, [4, 6]), device),
             device: device.clone(),
@@ -291,8 +292,11 @@ const CASES: &[Case] = cases! {
     "product": |o| o.x().matmul(o.right.clone());
     "product, transposed": |o| o.x().transpose().matmul(o.y());
     "product with a bias": |o| {
-        let (weight, bias) = (o.right.clone(), o.channels.clone().slice([0..4]));
-        biased(o.x(), weight, Some(bias), None).expect("shapes that fit")
+        linear(o.x(), o.right.clone(), Some(o.channels.clone().narrow(0, 0, 4)))
+    };
+    "linear layer with a bias": |o| {
+        let bias = o.channels.clone().narrow(0, 0, 4);
+        wide_linear(o.x(), o.right.clone(), Some(bias)).expect("shapes that fit")
     };
     "batch of products": |o| o.batch.clone().matmul(o.batch.clone().swap_dims(1, 2));
     "product, backward": |o| o.gradient(&o.x(), |x| x.matmul(tracked(&o.right)));
@@ -327,6 +331,8 @@ pub struct OperationRow {
     pub pass: bool,
     /// The device's error or the difference that has no size.
     pub problem: Option<String>,
+    /// The time of the operation on both devices.
+    pub seconds: f64,
 }
 
 /// The operations in each of the types, and their number; `from` skips those before.
@@ -362,6 +368,7 @@ fn tolerance(dtype: DType) -> f64 {
 }
 
 fn check(device: &Device, dtype: DType, case: &Case) -> OperationRow {
+    let started = Instant::now();
     let results = |device: &Device, computed_in: DType| {
         // burn reports wrong shapes and lacking operations by panics.
         let run = AssertUnwindSafe(|| (case.run)(&Operands::new(device, dtype, computed_in)));
@@ -392,6 +399,7 @@ fn check(device: &Device, dtype: DType, case: &Case) -> OperationRow {
         tolerance,
         pass: max_error <= tolerance,
         problem,
+        seconds: started.elapsed().as_secs_f64(),
     }
 }
 

@@ -4,13 +4,13 @@ use std::error::Error;
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use burn::tensor::DType;
 use clap::{Args, ValueEnum};
 use rope_bench::burn::device::{LayerSizes, time_layer};
 use rope_bench::sample::Plan;
-use rope_check::accept::Acceptance;
+use rope_check::accept::{Acceptance, facts};
 use rope_check::operators::check_operations;
 use serde_json::json;
 
@@ -57,37 +57,23 @@ enum Inner {
 /// # Errors
 /// If the device is none of this machine, or the report cannot be written.
 pub(crate) fn run(args: &AcceptArgs) -> Result<ExitCode, Box<dyn Error>> {
-    match args.part {
-        Some(Inner::Machine) => machine(args)?,
-        Some(Inner::Operations) => operations(args)?,
-        Some(Inner::Times) => times(args)?,
+    let inner = match args.part {
+        Some(Inner::Machine) => machine,
+        Some(Inner::Operations) => operations,
+        Some(Inner::Times) => times,
         None => return accept(args),
-    }
-    Ok(ExitCode::SUCCESS)
+    };
+    inner(args).map(|()| ExitCode::SUCCESS)
 }
 
 fn accept(args: &AcceptArgs) -> Result<ExitCode, Box<dyn Error>> {
-    let device = &args.device;
     let acceptance = Acceptance {
         program: std::env::current_exe()?,
-        device: device.to_string(),
-        peers: device.peers(),
-        is_counted: matches!(device, Device::Ascend(_)),
-        is_npu: device.is_npu(),
+        device: args.device.to_string(),
         out: args.out.clone(),
         limit: Duration::from_secs(60 * args.minutes),
     };
-    let report = acceptance.run(|part| {
-        let failed = part.rows.iter().filter(|row| row.verdict.is_failure());
-        let verdict = format!("{:?}", part.verdict).to_lowercase();
-        note(format_args!(
-            "{:<16} {verdict:<8} {:>4.0} s",
-            part.name, part.seconds
-        ));
-        for row in failed {
-            note(format_args!("  {}: {}", row.name, row.detail));
-        }
-    })?;
+    let report = acceptance.run(|part| note(part))?;
     let (out, verdict) = (args.out.join("report.md"), &report.verdict);
     writeln!(stdout(), "{}\n{verdict}", out.display())?;
     Ok(match report.is_accepted() {
@@ -98,26 +84,11 @@ fn accept(args: &AcceptArgs) -> Result<ExitCode, Box<dyn Error>> {
 
 /// Prints facts about program, machine and device.
 fn machine(args: &AcceptArgs) -> Result<(), Box<dyn Error>> {
-    let file = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    let line = |text: &str, start: &str| {
-        let line = text.lines().find(|line| line.starts_with(start))?;
-        Some(line.split_once(':')?.1.trim().to_owned())
+    let device = match args.device {
+        Device::Gpu(index) => format!("{:?}", gpu::open(index)?),
+        ref other => other.to_string(),
     };
-    let graphics = file("/proc/driver/nvidia/version");
-    let facts = json!({
-        "program": env!("CARGO_PKG_VERSION"),
-        "system": format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
-        "kernel": file("/proc/sys/kernel/osrelease").trim(),
-        "processor": line(&file("/proc/cpuinfo"), "model name"),
-        "cores": std::thread::available_parallelism()?.get(),
-        "memory": line(&file("/proc/meminfo"), "MemTotal"),
-        "graphics driver": graphics.lines().next(),
-        "device": match args.device {
-            Device::Gpu(index) => format!("{:?}", gpu::open(index)?),
-            ref other => other.to_string(),
-        },
-    });
-    Ok(writeln!(stdout(), "{facts}")?)
+    Ok(writeln!(stdout(), "{}", facts(&device))?)
 }
 
 /// Runs each operation, and says before each which one it is.
@@ -128,19 +99,12 @@ fn operations(args: &AcceptArgs) -> Result<(), Box<dyn Error>> {
         Device::Gpu(_) => &[DType::F32],
         _ => &[DType::F32, DType::BF16, DType::F16],
     };
-    let mut started = Instant::now();
     let begin = |begin, case| -> Result<(), Box<dyn Error>> {
-        Ok(writeln!(
-            stdout(),
-            "{}",
-            json!({ "begin": begin, "case": case })
-        )?)
+        let step = json!({ "begin": begin, "case": case });
+        Ok(writeln!(stdout(), "{step}")?)
     };
     check_operations(compute.device(), dtypes, args.from, begin, |row| {
-        let mut row = serde_json::to_value(row)?;
-        row["seconds"] = started.elapsed().as_secs_f64().into();
-        started = Instant::now();
-        Ok(writeln!(stdout(), "{row}")?)
+        Ok(writeln!(stdout(), "{}", serde_json::to_string(&row)?)?)
     })
 }
 

@@ -101,7 +101,7 @@ impl Layer {
         let weight = Tensor::<2>::from_inner(self.weight.clone()).require_grad();
         let by_heads = |x: Tensor<2>| x.reshape([1, tokens, heads, HEAD_DIM]);
         let weights = self.weights.clone().map(Tensor::<1>::from_inner);
-        let scale = Tensor::<1>::from_inner(self.x.clone().slice([0..1]).reshape([-1]));
+        let scale = Tensor::<1>::from_inner(self.x.clone().narrow(0, 0, 1).reshape([-1]));
         let normed = rms_norm(input.clone(), scale, 1e-6)?;
         let [q, k] = [(); 2].map(|()| by_heads(normed.clone().matmul(weight.clone())));
         let k = k.narrow(2, 0, keys);

@@ -31,7 +31,7 @@ const FILES: &[(&str, &[u8])] = files! {
         "train_07.png" "train_08.png" "train_09.png" "train_10.png" "train_11.png" "train_12.png";
 };
 
-/// Conversations of the kit: the first of the example's, whose pictures it has.
+/// Lines of the kit's conversations: the first of the example's, whose pictures it has.
 const CONVERSATIONS: usize = 8;
 
 /// Writes the kit into a folder.
@@ -44,10 +44,13 @@ pub(super) fn write(folder: &Path) -> io::Result<()> {
         if let Some(parent) = path.parent() {
             std::fs::create_dir_all(parent)?;
         }
-        std::fs::write(path, bytes)?;
+        if name.ends_with(".jsonl") {
+            let lines = bytes.split_inclusive(|byte| *byte == b'\n');
+            let lines: Vec<&[u8]> = lines.take(CONVERSATIONS).collect();
+            std::fs::write(path, lines.concat())?;
+        } else {
+            std::fs::write(path, bytes)?;
+        }
     }
-    let data = folder.join("train.jsonl");
-    let text = std::fs::read_to_string(&data)?;
-    let lines = text.split_inclusive('\n').take(CONVERSATIONS);
-    std::fs::write(data, lines.collect::<String>())
+    Ok(())
 }

@@ -9,28 +9,26 @@ mod kit;
 mod report;
 
 use std::io;
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
 use std::time::{Duration, Instant};
 
+use plain_files::{MAX_TEXT_BYTES, read_text};
 use serde::Serialize;
+use serde_json::{Value, json};
 
 use self::child::{End, Ended, Limits, run};
-pub use self::report::Report;
+pub use self::report::AcceptanceReport;
 
 /// A device to accept, and the program that uses it.
 #[derive(Clone, Debug)]
 pub struct Acceptance {
     /// `mrope`.
     pub program: PathBuf,
-    /// The name of the device.
+    /// The name of the device, as `--device` takes it.
     pub device: String,
-    /// Two devices of one run, if there can be so many.
-    pub peers: Option<[String; 2]>,
-    /// True if only the installation knows the number of devices.
-    pub is_counted: bool,
-    /// True if this is an NPU, which has an installation to look at and operators of its own.
-    pub is_npu: bool,
     /// The folder of the report.
     pub out: PathBuf,
     /// The time for all parts.
@@ -167,8 +165,8 @@ const PARTS: &[Part] = &[
         devices: For::All,
         limits: [120, 60],
         commands: &[
-            concat!("{train} --full --out {runs}/whole-device --device {device}"),
-            concat!("{train} --full --batching padded --out {runs}/whole-cpu --device cpu"),
+            "{train} --full --out {runs}/whole-device --device {device}",
+            "{train} --full --batching padded --out {runs}/whole-cpu --device cpu",
         ],
         judge: |runs, ended| judge::losses(runs, ended, "whole", 1e-4),
     },
@@ -215,12 +213,32 @@ const PARTS: &[Part] = &[
     },
 ];
 
+/// Facts about the program and its machine, without names, beside the name of a device.
+pub fn facts(device: &str) -> Value {
+    let file = |path: &str| read_text(Path::new(path), MAX_TEXT_BYTES).unwrap_or_default();
+    let line = |text: &str, start: &str| {
+        let line = text.lines().find(|line| line.starts_with(start))?;
+        Some(line.split_once(':')?.1.trim().to_owned())
+    };
+    let graphics = file("/proc/driver/nvidia/version");
+    json!({
+        "program": env!("CARGO_PKG_VERSION"),
+        "system": format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
+        "kernel": file("/proc/sys/kernel/osrelease").trim(),
+        "processor": line(&file("/proc/cpuinfo"), "model name"),
+        "cores": thread::available_parallelism().map_or(1, NonZero::get),
+        "memory": line(&file("/proc/meminfo"), "MemTotal"),
+        "graphics driver": graphics.lines().next(),
+        "device": device,
+    })
+}
+
 impl Acceptance {
     /// Runs all parts, and writes `report.md` and `report.json` after each.
     ///
     /// # Errors
     /// If the folder of the report cannot be written. Everything else is a row.
-    pub fn run(&self, mut each: impl FnMut(&PartReport)) -> io::Result<Report> {
+    pub fn run(&self, mut each: impl FnMut(&PartReport)) -> io::Result<AcceptanceReport> {
         std::fs::create_dir_all(&self.out)?;
         let started = Instant::now();
         let files = self.out.join("files");
@@ -230,7 +248,7 @@ impl Acceptance {
         }
         std::fs::create_dir_all(&runs)?;
         kit::write(&kit)?;
-        let mut report = Report::new(&self.device);
+        let mut report = AcceptanceReport::new(&self.device);
         for part in PARTS {
             let left = self.limit.saturating_sub(started.elapsed());
             let began = Instant::now();
@@ -255,13 +273,18 @@ impl Acceptance {
     }
 
     /// The reason not to run a part.
-    fn reason_against(&self, part: &Part, left: Duration, report: &Report) -> Option<&'static str> {
+    fn reason_against(
+        &self,
+        part: &Part,
+        left: Duration,
+        report: &AcceptanceReport,
+    ) -> Option<&'static str> {
         // This process loads no driver: the installation's part has counted.
-        let is_alone =
-            self.is_counted && report.figure(judge::DEVICES).is_none_or(|count| count < 2);
+        let count = report.figure(judge::DEVICES);
+        let is_alone = self.kind() == "ascend" && count.is_none_or(|count| count < 2);
         match part.devices {
-            For::Npus if !self.is_npu => Some("for NPUs"),
-            For::Several if self.peers.is_none() || is_alone => Some("there is one device"),
+            For::Npus if !self.kind().starts_with("ascend") => Some("for NPUs"),
+            For::Several if self.peers().is_none() || is_alone => Some("there is one device"),
             _ if left.is_zero() => Some("the time for all parts was over"),
             _ => None,
         }
@@ -304,18 +327,31 @@ impl Acceptance {
         command
     }
 
+    /// The name without an index.
+    fn kind(&self) -> &str {
+        self.device.split(':').next().unwrap_or_default()
+    }
+
+    /// The names of two devices of this kind, if this is the first. The processor is several ranks
+    /// to try that out.
+    fn peers(&self) -> Option<[String; 2]> {
+        let kind = self.kind();
+        let is_first = self.device == kind || self.device == format!("{kind}:0");
+        match kind {
+            "cpu" => Some([kind, kind].map(str::to_owned)),
+            "ascend" | "ascend-sim" if is_first => Some([format!("{kind}:0"), format!("{kind}:1")]),
+            _ => None,
+        }
+    }
+
     /// A word of a command line with devices and folders in their places.
     fn filled(&self, word: &str, kit: &Path, runs: &Path) -> String {
-        let [first, second] = self
-            .peers
-            .as_ref()
-            .map_or(["", ""], |peers| [peers[0].as_str(), peers[1].as_str()]);
-        // `doctor` looks at all devices of a kind.
-        let kind = self.device.split(':').next().unwrap_or_default();
+        let [first, second] = self.peers().unwrap_or_default();
         word.replace("{device}", &self.device)
-            .replace("{kind}", kind)
-            .replace("{first}", first)
-            .replace("{second}", second)
+            // `doctor` looks at all devices of a kind.
+            .replace("{kind}", self.kind())
+            .replace("{first}", &first)
+            .replace("{second}", &second)
             .replace("{kit}", &kit.to_string_lossy())
             .replace("{runs}", &runs.to_string_lossy())
     }

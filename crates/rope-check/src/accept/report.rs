@@ -1,16 +1,29 @@
 //! The report: Markdown for people, JSON for programs, without names of hosts, users or folders.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::io;
 use std::path::Path;
 
+use plain_files::{MAX_TEXT_BYTES, read_text};
 use serde::Serialize;
 
 use super::{PartReport, Verdict};
 
+/// A line for the part, and one for each failure.
+impl fmt::Display for PartReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, verdict, seconds) = (self.name, said(self.verdict), self.seconds);
+        write!(f, "{name:<16} {verdict:<10} {seconds:>4.0} s")?;
+        let failed = self.rows.iter().filter(|row| row.verdict.is_failure());
+        failed
+            .into_iter()
+            .try_for_each(|row| write!(f, "\n  {}: {}", row.name, row.detail))
+    }
+}
+
 /// The parts of an acceptance.
 #[derive(Clone, Debug, Serialize)]
-pub struct Report {
+pub struct AcceptanceReport {
     /// The version of the program.
     pub version: &'static str,
     /// The name of the device.
@@ -21,7 +34,7 @@ pub struct Report {
     pub parts: Vec<PartReport>,
 }
 
-impl Report {
+impl AcceptanceReport {
     pub(super) fn new(device: &str) -> Self {
         Self {
             version: env!("CARGO_PKG_VERSION"),
@@ -124,7 +137,7 @@ fn said(verdict: Verdict) -> String {
 
 /// The names of this host and user.
 fn private_names() -> Vec<String> {
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
+    let host = read_text(Path::new("/proc/sys/kernel/hostname"), MAX_TEXT_BYTES).ok();
     let variables = ["HOSTNAME", "USER", "LOGNAME"].into_iter();
     let names = host
         .into_iter()

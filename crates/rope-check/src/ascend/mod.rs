@@ -1,5 +1,6 @@
 //! Ascend NPUs, real or simulated, as engines: the project's kernels and the stock operators.
 
+pub mod doctor;
 mod gradcheck;
 mod kernels;
 mod stock;

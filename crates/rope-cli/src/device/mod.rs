@@ -120,17 +120,6 @@ impl Device {
         matches!(self, Self::Ascend(_) | Self::AscendSim(_))
     }
 
-    /// The names of two devices of this kind, this one first.
-    pub(crate) fn peers(&self) -> Option<[String; 2]> {
-        let [first, second] = match self {
-            Self::Cpu => [Self::Cpu, Self::Cpu],
-            Self::Ascend(0) => [Self::Ascend(0), Self::Ascend(1)],
-            Self::AscendSim(0) => [Self::AscendSim(0), Self::AscendSim(1)],
-            _ => return None,
-        };
-        Some([first, second].map(|device| device.to_string()))
-    }
-
     /// Opens the NPU of this machine that has this name.
     ///
     /// # Errors
