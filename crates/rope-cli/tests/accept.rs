@@ -138,12 +138,12 @@ const SEEDED: &[Fault] = &[
     ),
     fault(
         &[(FAULTS, "hang:aclnnErf:1")],
-        [OPERATIONS, "hang", "30 s"],
+        [OPERATIONS, "hang", "60 s"],
         ELSEWHERE,
     ),
     fault(
         &[(FAULTS, "hang:HcclAllReduce:2")],
-        [SEVERAL, "hang", "60 s"],
+        [SEVERAL, "hang", "120 s"],
         ALONE,
     ),
     fault(
