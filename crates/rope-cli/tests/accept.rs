@@ -285,7 +285,7 @@ fn every_operator_of_the_backend_runs() {
 }
 
 #[test]
-#[ignore = "six minutes: a part of `cargo xtask deep accept`"]
+#[ignore = "a quarter of an hour: a part of `cargo xtask deep accept`"]
 fn each_fault_of_a_device_is_its_row_and_everything_else_runs() {
     assert_eq!(SEEDED.len(), 25);
     let mut complaints = Vec::new();
