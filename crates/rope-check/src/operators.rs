@@ -1,5 +1,5 @@
 //! Each operation of a device once, against the CPU: the operations of burn's tensors that models
-//! and training use, so that every operator of the vendor behind them runs.
+//! and training use. Together they run each of the vendor's operators that the backend calls.
 //!
 //! Inputs are rounded to the element type, the reference is computed on the CPU in f32.
 

@@ -14,6 +14,7 @@ use rope_check::accept::{Acceptance, facts};
 use rope_check::operators::check_operations;
 use serde_json::json;
 
+use crate::arguments::count_in;
 use crate::device::{Compute, Device, TokenArgs};
 use crate::gpu::{self, note_software};
 use crate::stdio::{note, stdout};
@@ -34,8 +35,8 @@ pub(crate) struct AcceptArgs {
     #[arg(long, value_name = "DIR", default_value = "out/accept")]
     out: PathBuf,
     /// The time for all parts, in minutes.
-    #[arg(long, value_name = "NUMBER", default_value_t = 10)]
-    minutes: u64,
+    #[arg(long, value_name = "NUMBER", default_value = "10", value_parser = count_in(1..=60))]
+    minutes: usize,
     /// Run one part in this process.
     #[arg(long, hide = true)]
     part: Option<Inner>,
@@ -67,11 +68,14 @@ pub(crate) fn run(args: &AcceptArgs) -> Result<ExitCode, Box<dyn Error>> {
 }
 
 fn accept(args: &AcceptArgs) -> Result<ExitCode, Box<dyn Error>> {
+    if matches!(args.device, Device::Remote { .. }) {
+        return Err("expected a device of this machine; run `mrope accept` on the server".into());
+    }
     let acceptance = Acceptance {
         program: std::env::current_exe()?,
         device: args.device.to_string(),
         out: args.out.clone(),
-        limit: Duration::from_secs(60 * args.minutes),
+        limit: Duration::from_secs(60 * args.minutes as u64),
     };
     let report = acceptance.run(|part| note(part))?;
     let (out, verdict) = (args.out.join("report.md"), &report.verdict);

@@ -11,7 +11,7 @@ use rope_check::operators::check_operations;
 use serde_json::Value;
 
 use crate::common::{host, npus};
-use crate::program::{command, text};
+use crate::program::{command, mrope, text};
 
 /// A fault of the simulated device, and its row in the report.
 struct Fault {
@@ -248,6 +248,19 @@ fn a_crash_is_a_row_of_the_report_and_everything_else_passes() {
     assert_eq!(hidden(&crash, &report), None);
     let json = report.to_string();
     assert!(!json.contains(env!("CARGO_MANIFEST_DIR")), "{json}");
+}
+
+#[test]
+fn what_cannot_be_accepted_is_refused_in_a_line() {
+    for (option, value, words) in [
+        ("--device", "remote:ws://127.0.0.1:9", "on the server"),
+        ("--device", "npu", "expected cpu, gpu"),
+        ("--minutes", "0", "1"),
+    ] {
+        let output = mrope(&["accept", option, value]);
+        assert!(!output.status.success(), "{value}");
+        assert!(text(&output.stderr).contains(words), "{value}");
+    }
 }
 
 /// Operators that no row needs, and the reason.

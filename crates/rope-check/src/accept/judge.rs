@@ -99,8 +99,8 @@ pub(super) fn machine(_: &Path, ended: &[Ended]) -> Vec<Row> {
     rows
 }
 
-/// What `mrope doctor` found: a missing library, function, device or launch is a failure; of the
-/// paths, those of the stock operators may be missing.
+/// What `mrope doctor` found: a missing runtime, function, device or launch is a failure. Libraries
+/// and paths may be missing, for the parts that need one fail, but one path of our kernels is needed.
 pub(super) fn doctor(_: &Path, ended: &[Ended]) -> Vec<Row> {
     let mut rows = Vec::new();
     for ended in ended {
@@ -132,15 +132,21 @@ pub(super) fn doctor(_: &Path, ended: &[Ended]) -> Vec<Row> {
             let runtime = found
                 .get("runtime")
                 .map(|runtime| ("Ascend runtime", runtime));
-            let named = ["libraries", "devices", "launches", "paths"]
+            let named = |key| list(key).map(|row| (text(row, "name").unwrap_or_default(), row));
+            let needed = runtime
                 .into_iter()
-                .flat_map(|key| list(key).map(|row| (text(row, "name").unwrap_or_default(), row)));
-            rows.extend(
-                runtime
-                    .into_iter()
-                    .chain(named)
-                    .map(|(name, row)| finding(name, row)),
-            );
+                .chain(named("devices"))
+                .chain(named("launches"));
+            rows.extend(needed.map(|(name, row)| finding(name, row, Verdict::Fail)));
+            let is_ours = |(name, _): &(&str, &Value)| name.starts_with("our kernels");
+            let has_kernels = named("paths").filter(is_ours).any(|(_, row)| ready(&row));
+            for (name, row) in named("libraries").chain(named("paths")) {
+                let missing = match is_ours(&(name, row)) && !has_kernels {
+                    true => Verdict::Fail,
+                    false => Verdict::Found,
+                };
+                rows.push(finding(name, row, missing));
+            }
         }
         rows.extend(end(ended, false));
     }
@@ -150,12 +156,12 @@ pub(super) fn doctor(_: &Path, ended: &[Ended]) -> Vec<Row> {
     rows
 }
 
-fn finding(name: &str, row: &Value) -> Row {
+fn finding(name: &str, row: &Value, missing: Verdict) -> Row {
     if row.get("ready").and_then(Value::as_bool) == Some(true) {
         return Row::new(name, Verdict::Pass, text(row, "found").unwrap_or_default());
     }
     let reason = text(row, "reason").unwrap_or_default();
-    Row::new(name, Verdict::Fail, reason)
+    Row::new(name, missing, format!("missing: {reason}"))
 }
 
 /// Checks of `verify`, `gradcheck` and the operations: an object with `pass` for each. Rows are

@@ -241,19 +241,22 @@ impl Acceptance {
     pub fn run(&self, mut each: impl FnMut(&PartReport)) -> io::Result<AcceptanceReport> {
         std::fs::create_dir_all(&self.out)?;
         let started = Instant::now();
-        let files = self.out.join("files");
+        // A folder of its own, for it is removed.
+        let files = self.out.join(format!("accept-{}", std::process::id()));
+        std::fs::create_dir(&files)?;
         let (kit, runs) = (files.join("kit"), files.join("runs"));
-        if files.exists() {
-            std::fs::remove_dir_all(&files)?;
-        }
-        std::fs::create_dir_all(&runs)?;
+        std::fs::create_dir(&runs)?;
         kit::write(&kit)?;
         let mut report = AcceptanceReport::new(&self.device);
         for part in PARTS {
             let left = self.limit.saturating_sub(started.elapsed());
             let began = Instant::now();
-            let rows = match self.reason_against(part, left, &report) {
-                Some(reason) => vec![Row::skipped(part.name, reason)],
+            let rows = match self.reason_against(part, &report) {
+                Some(reason) => vec![Row::new(part.name, Verdict::Skipped, reason)],
+                None if left.is_zero() => {
+                    let reason = "not run: the time for all parts was over";
+                    vec![Row::new(part.name, Verdict::Fail, reason)]
+                }
                 None => self.rows(part, left, &kit, &runs),
             };
             let worst = rows.iter().map(|row| row.verdict).max();
@@ -272,20 +275,14 @@ impl Acceptance {
         Ok(report)
     }
 
-    /// The reason not to run a part.
-    fn reason_against(
-        &self,
-        part: &Part,
-        left: Duration,
-        report: &AcceptanceReport,
-    ) -> Option<&'static str> {
+    /// The reason why a part is not for this device.
+    fn reason_against(&self, part: &Part, report: &AcceptanceReport) -> Option<&'static str> {
         // This process loads no driver: the installation's part has counted.
         let count = report.figure(judge::DEVICES);
         let is_alone = self.kind() == "ascend" && count.is_none_or(|count| count < 2);
         match part.devices {
             For::Npus if !self.kind().starts_with("ascend") => Some("for NPUs"),
             For::Several if self.peers().is_none() || is_alone => Some("there is one device"),
-            _ if left.is_zero() => Some("the time for all parts was over"),
             _ => None,
         }
     }
@@ -305,7 +302,7 @@ impl Acceptance {
                 .map(|word| self.filled(word, kit, runs))
                 .collect();
             ended.push(run(self.command(&words), limits));
-            // A process that reports its progress goes on behind the step that ended it.
+            // Another process runs the operations after the one that ended this process.
             while let Some(next) = judge::begun_at_end(&ended)
                 && started.elapsed() < limits.total
             {
@@ -364,9 +361,5 @@ impl Row {
             verdict,
             detail: detail.into(),
         }
-    }
-
-    fn skipped(name: &str, reason: &str) -> Self {
-        Self::new(name, Verdict::Skipped, reason)
     }
 }
