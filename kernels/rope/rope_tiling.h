@@ -109,8 +109,9 @@ struct NormTiling {
     uint32_t reserved;
 };
 
-constexpr uint32_t kLowRankSlots = 3;  // tiles in flight
-constexpr uint32_t kLowRankChunk = 8;  // ranks whose values are spread over blocks at once
+constexpr uint32_t kLowRankSlots = 3;   // tiles in flight
+constexpr uint32_t kLowRankChunk = 8;   // ranks whose values are spread over blocks at once
+constexpr uint32_t kLowRankPlanes = 2;  // products of a rank with a tile's columns
 
 // Of rope_low_rank.h.
 struct LowRankTiling {

@@ -209,6 +209,8 @@ impl LowRankTiling {
     pub(super) const SLOTS: u32 = 3;
     /// Ranks whose values are spread over blocks at once.
     pub(super) const CHUNK: u32 = 8;
+    /// Products of a rank with the columns of a tile.
+    pub(super) const PLANES: u32 = 2;
 }
 
 /// Argument block of `rope_low_rank_*`.

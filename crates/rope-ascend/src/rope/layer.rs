@@ -484,7 +484,8 @@ fn plan_low_rank(
         .min(fitting.min(COLUMNS));
     let slots = LowRankTiling::SLOTS as usize;
     let is_wide = element == KernelType::F32;
-    let element_bytes = slots * element.bytes() + if is_wide { 0 } else { F32_BYTES };
+    let wide_tiles = LowRankTiling::PLANES as usize + usize::from(!is_wide);
+    let element_bytes = slots * element.bytes() + wide_tiles * F32_BYTES;
     let inner_bytes = 2 * parts * F32_BYTES + if stores_h { element.bytes() } else { 0 };
     let spread_bytes = LowRankTiling::CHUNK as usize * 32;
     let row_bytes = column_tile * element_bytes + rank * inner_bytes + spread_bytes;
