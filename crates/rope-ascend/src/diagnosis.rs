@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::error::{AscendError, LoadError};
 use crate::loader::{self, Api, LibraryNames, Opened, candidates};
 use crate::rope::{CACHE_VARIABLE, KERNELS_VARIABLE, Npu};
-use crate::safe::{Device, Runtime};
+use crate::safe::{Architecture, Device, Runtime};
 
 mod launches;
 pub use launches::LaunchFinding;
@@ -175,13 +175,15 @@ impl Diagnosis {
         match api {
             Ok(api) => {
                 // Checked before the runtime is started, which also needs a driver.
-                let operators = operators(&api);
+                let mut operators = operators(&api);
                 found.missing_symbols = missing_symbols(&api);
                 let compiler = api.rtc.as_ref().map(|_| ()).map_err(Clone::clone);
                 (found.runtime, found.devices) = match Npu::runtime() {
                     Ok(runtime) => (version(&runtime), devices(&runtime)),
                     Err(error) => (refused(&error), Vec::new()),
                 };
+                let first = Npu::runtime().and_then(|runtime| runtime.device(0));
+                operators.extend(first.ok().and_then(|device| both_gradients(&device)));
                 (found.paths, found.launches) = own_kernels(&found.devices, compiler);
                 found.paths.extend(operators);
             }
@@ -209,6 +211,7 @@ impl Diagnosis {
             found: made,
         }];
         paths.extend(operators(api));
+        paths.extend(both_gradients(npu.device()));
         Self {
             runtime: version(runtime),
             devices: vec![device(&npu.name(), npu.device())],
@@ -249,6 +252,9 @@ const OPERATORS: [(&str, &[&str]); 3] = [
         &["aclnnRotaryPositionEmbeddingGrad"],
     ),
 ];
+
+/// Of Ascend 950, from CANN's releases of 2026: no fault where it is missing.
+const BOTH_GRADIENTS: &str = "aclnnApplyRotaryPosEmbGrad";
 
 fn short(error: &LoadError) -> String {
     match error {
@@ -342,7 +348,8 @@ fn missing_symbols(api: &Api) -> Vec<MissingSymbol> {
     if let Ok(meta) = &api.meta {
         symbols.extend(meta.missing());
     }
-    symbols.extend(api.rotary.missing());
+    let rotary = api.rotary.missing().into_iter();
+    symbols.extend(rotary.filter(|symbol| !symbol.starts_with(BOTH_GRADIENTS)));
     let purpose = |symbol: &str| {
         let known = PURPOSES
             .iter()
@@ -444,6 +451,23 @@ fn operators(api: &Api) -> Vec<PathFinding> {
             PathFinding { name, found }
         })
         .collect()
+}
+
+/// The gradient of q and k in one call, on products that it is made for. An installation without
+/// it lacks nothing: the gradients are two calls then.
+fn both_gradients(device: &Device) -> Option<PathFinding> {
+    (device.machine().ok()?.architecture == Architecture::Dav3510).then(|| {
+        let missing = device.runtime().api().rotary.missing();
+        let found = if missing.iter().any(|name| name.starts_with(BOTH_GRADIENTS)) {
+            format!("two calls, for this CANN has no {BOTH_GRADIENTS}")
+        } else {
+            BOTH_GRADIENTS.to_owned()
+        };
+        PathFinding {
+            name: "npu_rotary_mul's gradient of q and k at once",
+            found: Finding::Ready(found),
+        }
+    })
 }
 
 /// The existing version files of driver and toolkit.

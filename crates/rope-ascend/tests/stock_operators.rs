@@ -386,6 +386,100 @@ fn the_gradient_without_gradients_of_the_angles() {
     });
 }
 
+type Dims = Vec<usize>;
+
+/// Calls the gradient of q and k with random tensors, and returns those given, the angles and the
+/// results.
+#[expect(clippy::type_complexity, reason = "three pairs of tensors")]
+fn both_gradients(
+    stream: &Stream,
+    dims: &[Dims; 2],
+    angle_dims: &[usize],
+    layout: Layout,
+) -> Result<([Zeros<f32>; 2], [Zeros<f32>; 2], [Zeros<f32>; 2])> {
+    let mut numbers = Numbers(23);
+    let mut random = |dims: &[usize]| {
+        let values: Vec<f32> = values(&mut numbers, dims.iter().product());
+        tensor(stream, &values, dims)
+    };
+    let given = dims.each_ref().map(|dims| random(dims));
+    let angles = [random(angle_dims), random(angle_dims)];
+    let out = dims.each_ref().map(|dims| Zeros::new(stream, dims));
+    let [dy, angle, dx] = [&given, &angles, &out].map(|pair| pair.each_ref().map(Zeros::view));
+    Operators::new(stream.clone()).rotary_mul_gradients(dy, angle, layout, dx)?;
+    Ok((given, angles, out))
+}
+
+/// On Ascend 950 alone, as for q and for k alone.
+#[test]
+fn gradients_of_q_and_k_in_one_call() {
+    use Layout::{Bsnd, Sbnd, Tnd};
+    with_stream(ascend_sim::Machine::default(), |stream| {
+        let operators = Operators::new(stream.clone());
+        assert!(!operators.has_rotary_mul_gradients().unwrap());
+    });
+    with_stream(ascend_sim::Machine::ascend_950(), |stream| {
+        let operators = Operators::new(stream.clone());
+        assert!(operators.has_rotary_mul_gradients().unwrap());
+        for (dims, angle_dims, layout) in [
+            (
+                [vec![2, 3, 2, 64], vec![2, 3, 1, 64]],
+                vec![1, 3, 1, 64],
+                Bsnd,
+            ),
+            (
+                [vec![2, 3, 2, 64], vec![2, 3, 1, 64]],
+                vec![2, 3, 1, 64],
+                Bsnd,
+            ),
+            (
+                [vec![3, 2, 2, 64], vec![3, 2, 1, 64]],
+                vec![3, 1, 1, 64],
+                Sbnd,
+            ),
+            ([vec![3, 2, 64], vec![3, 1, 64]], vec![3, 1, 64], Tnd),
+        ] {
+            let (given, angles, out) = both_gradients(stream, &dims, &angle_dims, layout).unwrap();
+            let angles = angles.each_ref().map(Zeros::view);
+            for ((given, out), dims) in given.iter().zip(&out).zip(&dims) {
+                let alone = Zeros::<f32>::new(stream, dims);
+                let (dy, dx, half) = (given.view(), alone.view(), Pairing::Half);
+                let alone_done = operators.rotary_mul_gradient(dy, angles, half, layout, dx, None);
+                alone_done.unwrap();
+                let [found, expected] = [out, &alone].map(|out| stream.download(&out.0).unwrap());
+                assert_eq!(found, expected, "{layout:?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn limits_of_gradients_of_q_and_k_in_one_call() {
+    use Layout::{Bnsd, Bsnd};
+    with_stream(ascend_sim::Machine::ascend_950(), |stream| {
+        let attempt = |q: &[usize], k: &[usize], angles: &[usize], layout| {
+            let found = both_gradients(stream, &[q.to_vec(), k.to_vec()], angles, layout);
+            found.err().expect("is refused")
+        };
+        let like = [1, 3, 2, 64];
+        expect_limits([
+            (
+                "BSND, SBND or TND",
+                attempt(&like, &like, &[1, 1, 2, 64], Bnsd),
+            ),
+            ("of one head", attempt(&like, &like, &[1, 3, 2, 64], Bsnd)),
+            (
+                "equal batches",
+                attempt(&like, &[2, 3, 2, 64], &[1, 3, 1, 64], Bsnd),
+            ),
+            (
+                "at most 1024",
+                attempt(&[1, 3, 2, 1026], &like, &[1, 3, 1, 64], Bsnd),
+            ),
+        ]);
+    });
+}
+
 #[test]
 fn angles_of_each_batch_need_more_tokens_than_batches_in_the_gradient() {
     with_stream(ascend_sim::Machine::default(), |stream| {

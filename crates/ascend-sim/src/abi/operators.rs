@@ -288,6 +288,16 @@ operators! {
         let (x, dx, dcos, dsin) = (xOptional, dxOut, dcosOut, dsinOut);
         rotary::gradient(GradTensors { dy, cos, sin, x, dx, dcos, dsin }, mode)
     };
+    aclnnApplyRotaryPosEmbGrad(
+        gradQueryEmbed: T, gradKeyEmbed: T, cos: T, sin: T, queryOptional: MaybeT,
+        keyOptional: MaybeT, rotaryModeOptional: Text, layout: i64, gradQueryOut: Out,
+        gradKeyOut: Out, gradCosOut: Out, gradSinOut: Out,
+    ) |call| {
+        call.distinct();
+        let given = [(gradQueryEmbed, queryOptional), (gradKeyEmbed, keyOptional)];
+        let written = [gradQueryOut, gradKeyOut, gradCosOut, gradSinOut];
+        rotary::both_gradients(given, [cos, sin], &rotaryModeOptional, layout, written)
+    };
     aclnnRopeWithSinCosCache(
         positions: T, queryIn: T, keyIn: T, cosSinCache: T, mropeSection: MaybeInts, headSize: i64,
         isNeoxStyle: bool, queryOut: Out, keyOut: Out,

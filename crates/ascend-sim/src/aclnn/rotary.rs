@@ -1,4 +1,4 @@
-//! RotaryPositionEmbedding and its gradient.
+//! RotaryPositionEmbedding and its gradient, and ApplyRotaryPosEmbGrad.
 
 use super::dtype::FLT;
 use super::{Kernel, Operand, Tensor, kernel, refuse};
@@ -308,30 +308,166 @@ pub(crate) fn gradient(tensors: GradTensors, mode: i64) -> Outcome<Kernel> {
     }
     kernel(move |data| {
         let terms = mode.terms(dy.dims[dy.rank() - 1]);
-        let width = terms.len();
         let rows = angle_rows(&dy, &cos);
         let g: Vec<f32> = data.read(&dy)?;
         let (c, s): (Vec<f32>, Vec<f32>) = (data.read(&cos)?, data.read(&sin)?);
-        let mut grad = vec![0.0; g.len()];
-        for (row, angle) in rows.iter().enumerate() {
-            for (i, (by_cos, by_sin, sign)) in terms.iter().enumerate() {
-                grad[row * width + by_cos] += g[row * width + i] * c[angle * width + i];
-                grad[row * width + by_sin] += sign * g[row * width + i] * s[angle * width + i];
-            }
-        }
         if let Some(x) = &x {
             let x: Vec<f32> = data.read(x)?;
-            let (mut to_cos, mut to_sin) = (vec![0.0; c.len()], vec![0.0; s.len()]);
-            for (row, angle) in rows.iter().enumerate() {
-                for (i, (by_cos, by_sin, sign)) in terms.iter().enumerate() {
-                    let g = g[row * width + i];
-                    to_cos[angle * width + i] += g * x[row * width + by_cos];
-                    to_sin[angle * width + i] += g * sign * x[row * width + by_sin];
-                }
-            }
-            data.write(&dcos, &to_cos)?;
-            data.write(&dsin, &to_sin)?;
+            let mut sums = [vec![0.0; c.len()], vec![0.0; s.len()]];
+            add_angle_gradients(&mut sums, &g, &x, &rows, &terms);
+            data.write(&dcos, &sums[0])?;
+            data.write(&dsin, &sums[1])?;
         }
-        data.write(&dx, &grad)
+        data.write(&dx, &adjoint(&g, &c, &s, &rows, &terms))
+    })
+}
+
+/// dx of y = x·cos + rotate(x)·sin, computed in f32.
+fn adjoint(
+    g: &[f32],
+    cos: &[f32],
+    sin: &[f32],
+    rows: &[usize],
+    terms: &[(usize, usize, f32)],
+) -> Vec<f32> {
+    let width = terms.len();
+    let mut dx = vec![0.0; g.len()];
+    for (row, angle) in rows.iter().enumerate() {
+        for (i, (by_cos, by_sin, sign)) in terms.iter().enumerate() {
+            dx[row * width + by_cos] += g[row * width + i] * cos[angle * width + i];
+            dx[row * width + by_sin] += sign * g[row * width + i] * sin[angle * width + i];
+        }
+    }
+    dx
+}
+
+/// Adds the gradients of cos and sin that the rows of `x` have.
+fn add_angle_gradients(
+    [dcos, dsin]: &mut [Vec<f32>; 2],
+    g: &[f32],
+    x: &[f32],
+    rows: &[usize],
+    terms: &[(usize, usize, f32)],
+) {
+    let width = terms.len();
+    for (row, angle) in rows.iter().enumerate() {
+        for (i, (by_cos, by_sin, sign)) in terms.iter().enumerate() {
+            let g = g[row * width + i];
+            dcos[angle * width + i] += g * x[row * width + by_cos];
+            dsin[angle * width + i] += g * sign * x[row * width + by_sin];
+        }
+    }
+}
+
+/// ApplyRotaryPosEmbGrad's layouts: number, name, axes, and the axis of the batch.
+const LAYOUTS: [(i64, &str, usize, Option<usize>); 3] = [
+    (1, "BSND", 4, Some(0)),
+    (2, "SBND", 4, Some(1)),
+    (4, "TND", 3, None),
+];
+const MAX_HEAD_DIM_OF_BOTH: usize = 1024;
+
+/// ApplyRotaryPosEmbGrad: gradients of q and k, each given as dy and perhaps x, by halves; with
+/// both x also those of cos and sin. Source: its document and the checks of its tiling
+/// (ops-transformer at 22c58ba39bca).
+pub(crate) fn both_gradients(
+    given: [(Operand, Option<Operand>); 2],
+    [cos, sin]: [Operand; 2],
+    mode: &str,
+    layout: i64,
+    written: [Operand; 4],
+) -> Outcome<Kernel> {
+    let architecture = sim().machine.architecture;
+    if architecture != 3510 {
+        return refuse(format!(
+            "ApplyRotaryPosEmbGrad needs an Ascend 950, the device is dav-{architecture}"
+        ));
+    }
+    if mode != "half" {
+        return refuse(format!("rotaryMode is {mode:?}, only \"half\" is taken"));
+    }
+    let Some((_, name, rank, batch)) = LAYOUTS.iter().find(|row| row.0 == layout) else {
+        return refuse(format!(
+            "layout is {layout}: 1 BSND, 2 SBND and 4 TND are taken"
+        ));
+    };
+    let [(dq, q), (dk, k)] = given;
+    let [dq_out, dk_out, dcos, dsin] = written;
+    if q.is_some() != k.is_some() {
+        return refuse("query and key must both be given, or neither".to_owned());
+    }
+    let heads = rank - 2;
+    for tensor in [&dq, &dk, &cos, &sin, &dq_out, &dk_out] {
+        if tensor.rank() != *rank || tensor.dtype != dq.dtype || !FLT.has(tensor.dtype) {
+            return refuse(format!(
+                "{name} takes {rank} axes and one of FLOAT, FLOAT16, BF16: found {:?} of {:?}",
+                tensor.dims, tensor.dtype
+            ));
+        }
+        if tensor.dims.contains(&0) {
+            return refuse(format!("empty tensor {:?}", tensor.dims));
+        }
+        // All axes but the heads; cos and sin may have one batch.
+        let is_angle = std::ptr::eq(tensor, &raw const cos) || std::ptr::eq(tensor, &raw const sin);
+        for (axis, size) in tensor.dims.iter().enumerate() {
+            let fits = match axis {
+                _ if axis == heads => !is_angle || *size == 1,
+                _ if is_angle && Some(axis) == *batch => *size == 1 || *size == dq.dims[axis],
+                _ => *size == dq.dims[axis],
+            };
+            if !fits {
+                return refuse(format!(
+                    "{name}: {:?} does not fit gradQueryEmbed of {:?}",
+                    tensor.dims, dq.dims
+                ));
+            }
+        }
+    }
+    let width = dq.dims[rank - 1];
+    if width > MAX_HEAD_DIM_OF_BOTH || !width.is_multiple_of(2) {
+        return refuse(format!(
+            "D is {width}: an even number of at most {MAX_HEAD_DIM_OF_BOTH} is expected"
+        ));
+    }
+    let alike = |x: &Option<Operand>, dy: &Operand| {
+        x.as_ref()
+            .is_none_or(|x| x.dims == dy.dims && x.dtype == dy.dtype)
+    };
+    let angle_outputs = [&dcos, &dsin]
+        .iter()
+        .all(|out| q.is_none() || (out.dims == cos.dims && out.dtype == cos.dtype));
+    if cos.dims != sin.dims
+        || dq_out.dims != dq.dims
+        || dk_out.dims != dk.dims
+        || !alike(&q, &dq)
+        || !alike(&k, &dk)
+        || !angle_outputs
+    {
+        return refuse(format!(
+            "cos {:?} and sin {:?} must agree, and the outputs, query and key with their inputs",
+            cos.dims, sin.dims
+        ));
+    }
+    for output in [&dq_out, &dk_out, &dcos, &dsin] {
+        output.expect_contiguous()?;
+    }
+    kernel(move |data| {
+        let terms = Mode::Half.terms(width);
+        let (c, s): (Vec<f32>, Vec<f32>) = (data.read(&cos)?, data.read(&sin)?);
+        let mut sums = [vec![0.0; c.len()], vec![0.0; s.len()]];
+        for (dy, x, dx) in [(&dq, &q, &dq_out), (&dk, &k, &dk_out)] {
+            let rows = angle_rows(dy, &cos);
+            let g: Vec<f32> = data.read(dy)?;
+            if let Some(x) = x {
+                let x: Vec<f32> = data.read(x)?;
+                add_angle_gradients(&mut sums, &g, &x, &rows, &terms);
+            }
+            data.write(dx, &adjoint(&g, &c, &s, &rows, &terms))?;
+        }
+        if q.is_some() {
+            data.write(&dcos, &sums[0])?;
+            data.write(&dsin, &sums[1])?;
+        }
+        Ok(())
     })
 }

@@ -132,6 +132,110 @@ fn the_gradient_without_x_wants_outputs_for_the_angles_and_leaves_them() {
     );
 }
 
+/// By halves, over each layout and broadcast: dq = (c1 g1 + s2 g2, c2 g2 - s1 g1), and the
+/// gradients of cos and sin are sums over the heads of q and k, and over the batch.
+#[test]
+fn gradients_of_q_and_k_in_one_call() {
+    let device = Device::on(Machine::ascend_950());
+    let (seq, width, half) = (3_usize, 8_usize, 4_usize);
+    // Number, batches of the tensors and of the angles.
+    for (layout, batch, angle_batch) in [(1, 2, 1), (1, 2, 2), (2, 2, 1), (2, 2, 2), (4, 1, 1)] {
+        let dims = |batch: usize, heads: usize| match layout {
+            1 => vec![batch as i64, seq as i64, heads as i64, width as i64],
+            2 => vec![seq as i64, batch as i64, heads as i64, width as i64],
+            _ => vec![seq as i64, heads as i64, width as i64],
+        };
+        // The row of a token in a tensor of some batches.
+        let row = |b: usize, s: usize, batches: usize| match layout {
+            1 => b % batches * seq + s,
+            _ => s * batches + b % batches,
+        };
+        let angle_len = angle_batch * seq * width;
+        let (c, s) = (units(angle_len, 5), units(angle_len, 6));
+        let (mut dcos, mut dsin) = (vec![0.0; angle_len], vec![0.0; angle_len]);
+        let mut tensors = Vec::new();
+        for heads in [3, 2] {
+            let len = batch * seq * heads * width;
+            let (x, g) = (units(len, 7 + heads as u32), units(len, 9 + heads as u32));
+            let mut dx = vec![0.0; len];
+            for (b, token, head) in
+                (0..batch * seq * heads).map(|i| (i / heads / seq, i / heads % seq, i % heads))
+            {
+                let at = (row(b, token, batch) * heads + head) * width;
+                let angle = row(b, token, angle_batch) * width;
+                for i in 0..half {
+                    let (first, second) = (at + i, at + i + half);
+                    let (one, two) = (angle + i, angle + i + half);
+                    dx[first] = c[one] * g[first] + s[two] * g[second];
+                    dx[second] = c[two] * g[second] - s[one] * g[first];
+                    dcos[one] += g[first] * x[first];
+                    dcos[two] += g[second] * x[second];
+                    dsin[one] -= g[first] * x[second];
+                    dsin[two] += g[second] * x[first];
+                }
+            }
+            let dims = dims(batch, heads);
+            let input = |values: &[f64]| device.tensor(F32, &dims, values);
+            tensors.push((input(&g), input(&x), device.out(F32, &dims), dx));
+        }
+        let angle_dims = dims(angle_batch, 1);
+        let [cos, sin] = [&c, &s].map(|values| device.tensor(F32, &angle_dims, values));
+        let [to_cos, to_sin] = [0, 1].map(|_| device.out(F32, &angle_dims));
+        let [(dq, q, dq_out, expected_q), (dk, k, dk_out, expected_k)] = &tensors[..] else {
+            unreachable!("q and k");
+        };
+        let mode = c"half".as_ptr();
+        check! { device;
+            aclnnApplyRotaryPosEmbGrad(
+                dq.raw, dk.raw, cos.raw, sin.raw, q.raw, k.raw, mode, layout, dq_out.raw,
+                dk_out.raw, to_cos.raw, to_sin.raw,
+            ) => dq_out near *expected_q, 1e-6;
+        }
+        assert_close(
+            &dk_out.values(),
+            expected_k,
+            1e-6,
+            &format!("k in {layout}"),
+        );
+        assert_close(&to_cos.values(), &dcos, 1e-6, &format!("cos in {layout}"));
+        assert_close(&to_sin.values(), &dsin, 1e-6, &format!("sin in {layout}"));
+    }
+    assert_eq!(control::violations(), []);
+}
+
+#[test]
+fn gradients_of_q_and_k_in_one_call_have_limits() {
+    let machines = [
+        (Machine::ascend_950(), "only \"half\"", c"interleave", 1, 8),
+        (Machine::ascend_950(), "layout is 3", c"half", 3, 8),
+        (Machine::ascend_950(), "takes 3 axes", c"half", 4, 8),
+        (Machine::ascend_950(), "does not fit", c"half", 2, 8),
+        (Machine::ascend_950(), "D is 1026", c"half", 1, 1026),
+        (Machine::ascend_950(), "both be given", c"half", 1, 8),
+        (Machine::default(), "needs an Ascend 950", c"half", 1, 8),
+    ];
+    for (machine, text, mode, layout, width) in machines {
+        let device = Device::on(machine);
+        let tensor = |dims: &[i64]| {
+            let len = dims.iter().product::<i64>() as usize;
+            (
+                device.tensor(F32, dims, &vec![0.5; len]).raw,
+                device.out(F32, dims).raw,
+            )
+        };
+        let (dy, dx) = tensor(&[2, 3, 2, width]);
+        let (angles, dangles) = tensor(&[1, 3, 1, width]);
+        let (_, dsin) = tensor(&[1, 3, 1, width]);
+        let (_, dk) = tensor(&[2, 3, 2, width]);
+        let q = if text == "both be given" { dy } else { null() };
+        check! { device;
+            aclnnApplyRotaryPosEmbGrad(
+                dy, dy, angles, angles, q, null(), mode.as_ptr(), layout, dx, dk, dangles, dsin,
+            ) refuses PARAM_INVALID, text;
+        }
+    }
+}
+
 /// Runs npu_mrope's operator on f32 rows of ones and zeros, so that the result shows the angles.
 fn mrope(
     device: &Device,

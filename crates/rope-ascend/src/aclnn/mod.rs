@@ -12,6 +12,7 @@
 //! |---|---|---|
 //! | [`Operators::rotary_mul`] | `npu_rotary_mul` | D even, below 896; some modes on Ascend 950 |
 //! | [`Operators::rotary_mul_gradient`] | its gradient | B·N at most 1024 with angles |
+//! | [`Operators::rotary_mul_gradients`] | the gradient of q and k | Ascend 950; halves; not BNSD |
 //! | [`Operators::mrope`] | `npu_mrope` | four section lists; aligned sizes; dense q and k |
 //!
 //! `npu_mrope` has no gradient. If a pair shares its angle, the gradient is the same operator with

@@ -13,6 +13,7 @@ use crate::sys::aclDataType;
 
 const ROTARY_MUL: &str = "aclnnRotaryPositionEmbedding";
 const ROTARY_MUL_GRAD: &str = "aclnnRotaryPositionEmbeddingGrad";
+const BOTH_GRADIENTS: &str = "aclnnApplyRotaryPosEmbGrad";
 const MROPE: &str = "aclnnRopeWithSinCosCache";
 
 /// Rejects a call that violates a limit of an operator, with the first such limit.
@@ -317,6 +318,79 @@ impl Operators {
             [self.stream().alloc(bytes)?, self.stream().alloc(bytes)?];
         let [dcos, dsin] = [0, 1].map(|i| dims.view(&scratch[i], cos.dtype));
         self.rotary_position_embedding_grad(dy, cos, sin, None, mode, dx, dcos, dsin)
+    }
+
+    /// True if the product and the installation have [`Self::rotary_mul_gradients`]: Ascend 950,
+    /// from CANN's releases of 2026.
+    ///
+    /// # Errors
+    /// Those of the runtime.
+    pub fn has_rotary_mul_gradients(&self) -> Result<bool> {
+        let device = self.stream().device();
+        let rotary = &device.runtime().api().rotary;
+        Ok(rotary.ApplyRotaryPosEmbGrad.is_complete()
+            && device.machine()?.architecture == Architecture::Dav3510)
+    }
+
+    /// Computes the exact adjoints of q and k in one call, for pairs by halves.
+    ///
+    /// # Errors
+    /// As [`Self::rotary_mul`].
+    #[doc(alias = "aclnnApplyRotaryPosEmbGrad")]
+    pub fn rotary_mul_gradients(
+        &self,
+        dy: [View<'_>; 2],
+        [cos, sin]: [View<'_>; 2],
+        layout: Layout,
+        dx: [View<'_>; 2],
+    ) -> Result<()> {
+        const MOST_CHANNELS: usize = 1024;
+        let four = |tensor| FourAxes::new(BOTH_GRADIENTS, layout, tensor);
+        let (cos, sin) = (four(cos)?, four(sin)?);
+        let number = match layout {
+            Layout::Bsnd | Layout::Tnd => Some(1),
+            Layout::Sbnd => Some(2),
+            Layout::Bnsd => None,
+        };
+        let [dq, dk] = dy;
+        let [dq, dk] = [four(dq)?, four(dk)?];
+        let [dq_out, dk_out] = dx;
+        let [dq_out, dk_out] = [four(dq_out)?, four(dk_out)?];
+        for (dy, dx) in [(&dq, &dq_out), (&dk, &dk_out)] {
+            let [batch, _, seq] = dy.sizes();
+            let (dim, dtype, [cos_batch, cos_heads, cos_seq]) =
+                (dy.width(), dy.tensor.dtype, cos.sizes());
+            let (cos_dims, sin_dims) = (cos.dims, sin.dims);
+            limits! {
+                BOTH_GRADIENTS;
+                number.is_some() => ("BSND, SBND or TND"), ("{layout:?}");
+                cos_dims == sin_dims =>
+                    ("cos and sin of equal dimensions"), ("{cos_dims:?} and {sin_dims:?}");
+                [&cos, &sin, &dq].iter().all(|other| other.tensor.dtype == dtype) =>
+                    ("one type for all tensors"), ("another");
+                dim > 0 && dim <= MOST_CHANNELS && dim.is_multiple_of(2) =>
+                    ("D even and at most {MOST_CHANNELS}"), ("{dim}");
+                cos.width() == dim => ("cos and sin of the full width {dim}"), ("{}", cos.width());
+                cos_seq == seq && cos_heads == 1 && [1, batch].contains(&cos_batch) =>
+                    ("angles of all {seq} tokens, of one head, and of 1 or {batch} batches"),
+                    ("{cos_dims:?}");
+                batch == dq.sizes()[0] => ("q and k of equal batches"), ("{batch}");
+                dy.dims.iter().all(|axis| *axis > 0) => ("no empty tensor"), ("{:?}", dy.dims);
+                dx.is_like(dy) => ("gradients like those given"), ("{:?}", dx.dims);
+            }
+        }
+        // As for one tensor: not written without q and k.
+        let dims = Dense::new(&cos.dims);
+        let bytes = cos.dims.iter().product::<usize>() * cos.tensor.dtype.bytes();
+        let scratch: [DeviceBuffer<u8>; 2] =
+            [self.stream().alloc(bytes)?, self.stream().alloc(bytes)?];
+        let [dcos, dsin] = [0, 1].map(|i| dims.view(&scratch[i], cos.tensor.dtype));
+        let (dq, dk, cos, sin) = (dq.view(), dk.view(), cos.view(), sin.view());
+        let (dq_out, dk_out) = (dq_out.view(), dk_out.view());
+        let layout = number.unwrap_or_default();
+        self.apply_rotary_pos_emb_grad(
+            dq, dk, cos, sin, None, None, c"half", layout, dq_out, dk_out, dcos, dsin,
+        )
     }
 
     /// The documented limits of forward and gradient.

@@ -373,6 +373,13 @@ macro_rules! for_each_rotary_operator {
             transformer fn rotary_position_embedding_grad = RotaryPositionEmbeddingGrad(
                 dy: In, cos: In, sin: In, x: OptIn, mode: i64, dx: Out, dcos: Out, dsin: Out
             );
+            /// The adjoint for q and k, by halves, on Ascend 950; `layout` 1 is BSND, 2 SBND, 4 TND.
+            /// Without q and k, `dcos` and `dsin` are not written. Limits: at most 1,024 channels;
+            /// cos and sin of one head, and of one batch or of all.
+            transformer fn apply_rotary_pos_emb_grad = ApplyRotaryPosEmbGrad(
+                dq_out: In, dk_out: In, cos: In, sin: In, q: OptIn, k: OptIn, mode: Text,
+                layout: i64, dq: Out, dk: Out, dcos: Out, dsin: Out
+            );
             /// Rotation by a table of cos and sin, indexed by position ids.
             transformer fn rope_with_sin_cos_cache = RopeWithSinCosCache(
                 positions: In, query: In, key: In, cache: In, sections: Ints, head_size: i64,

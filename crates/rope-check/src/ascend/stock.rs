@@ -4,7 +4,7 @@ use rope_ascend::AscendError;
 use rope_ascend::aclnn::{Dense, MropeAngles, MropeCall, Operators};
 use rope_ascend::rope::Npu;
 use rope_ascend::safe::{DeviceBuffer, Stream};
-use rope_core::{CosSinTable, Direction, Layout, TokenAngles};
+use rope_core::{CosSinTable, Direction, Layout, Pairing, TokenAngles};
 
 use super::{Number, for_dtype, has_kernels, values};
 use crate::buffer::{Buffer, DType};
@@ -15,7 +15,8 @@ use crate::engine::{Case, Engine, EngineError};
 pub enum Operator {
     /// `RopeWithSinCosCache`, and its gradient by negated sines.
     NpuMrope,
-    /// `RotaryPositionEmbedding` and `RotaryPositionEmbeddingGrad`.
+    /// `RotaryPositionEmbedding` and `RotaryPositionEmbeddingGrad`; on Ascend 950
+    /// `ApplyRotaryPosEmbGrad` where it serves, one call for q and k.
     NpuRotaryMul,
 }
 
@@ -82,6 +83,11 @@ impl Stock {
                 Ok((q, Some(k)))
             }
             Operator::NpuRotaryMul => {
+                if let (Direction::Adjoint, Some(k)) = (direction, k)
+                    && let Some((q, k)) = self.both_gradients(case, q, k)?
+                {
+                    return Ok((q, Some(k)));
+                }
                 let q = self.rotary_mul(case, direction, case.heads, q)?;
                 let k = k.map(|k| self.rotary_mul(case, direction, case.kv_heads, k));
                 Ok((q, k.transpose()?))
@@ -128,6 +134,47 @@ impl Stock {
         Ok((q?, k?))
     }
 
+    /// The adjoint by the operator that takes q and k, if it serves here.
+    fn both_gradients<E: Number>(
+        &self,
+        case: &Case,
+        q: &[E],
+        k: &[E],
+    ) -> Result<Option<(Buffer, Buffer)>, EngineError> {
+        let stream = self.npu.stream()?;
+        let operators = Operators::new(stream.clone());
+        if case.spec.pairing() != Pairing::Half
+            || case.layout == Layout::Bnsd
+            || !operators.has_rotary_mul_gradients()?
+        {
+            return Ok(None);
+        }
+        self.expect_whole_heads(case)?;
+        let dims = [case.heads, case.kv_heads].map(|heads| Dense::new(&case.dims(heads)));
+        let (given, out) = (
+            [stream.upload(q)?, stream.upload(k)?],
+            [stream.zeros::<E>(q.len())?, stream.zeros::<E>(k.len())?],
+        );
+        let (angle_dims, angles) = full_width_angles::<E>(case, &stream)?;
+        operators.rotary_mul_gradients(
+            [0, 1].map(|i| dims[i].view(&given[i], E::ACL)),
+            [0, 1].map(|i| angle_dims.view(&angles[i], E::ACL)),
+            case.layout,
+            [0, 1].map(|i| dims[i].view(&out[i], E::ACL)),
+        )?;
+        let [q, k] = out.map(|out| stream.download(&out).map(E::wrap));
+        Ok(Some((q?, k?)))
+    }
+
+    fn expect_whole_heads(&self, case: &Case) -> Result<(), EngineError> {
+        let spec = &case.spec;
+        if spec.rotary_dim() == spec.head_dim() {
+            return Ok(());
+        }
+        let found = format!("{} of {} channels", spec.rotary_dim(), spec.head_dim());
+        Err(self.limit("whole heads", found))
+    }
+
     fn rotary_mul<E: Number>(
         &self,
         case: &Case,
@@ -135,11 +182,8 @@ impl Stock {
         heads: usize,
         x: &[E],
     ) -> Result<Buffer, EngineError> {
+        self.expect_whole_heads(case)?;
         let spec = &case.spec;
-        if spec.rotary_dim() != spec.head_dim() {
-            let found = format!("{} of {} channels", spec.rotary_dim(), spec.head_dim());
-            return Err(self.limit("whole heads", found));
-        }
         let stream = self.npu.stream()?;
         let operators = Operators::new(stream.clone());
         let dims = Dense::new(&case.dims(heads));
