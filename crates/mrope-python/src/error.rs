@@ -41,6 +41,8 @@ pub(crate) enum Error {
         "{what}: found an address that is not a multiple of its elements' {bytes} bytes; clone it"
     )]
     Misaligned { what: &'static str, bytes: usize },
+    #[error("{0}: found a tensor without memory (meta or fake), expected values")]
+    NoMemory(&'static str),
 }
 
 impl From<Error> for PyErr {

@@ -39,6 +39,9 @@ impl Tensor {
         if self.shape.contains(&0) {
             return Ok(std::ptr::dangling_mut());
         }
+        if self.address == 0 {
+            return Err(Error::NoMemory(what));
+        }
         if !self.address.is_multiple_of(align_of::<T>()) {
             let bytes = align_of::<T>();
             return Err(Error::Misaligned { what, bytes });

@@ -31,6 +31,11 @@ WRONG = {
     "complex elements": (lambda: rotary(Q.cfloat(), None, TABLE), TypeError, "complex64, expected"),
     "q and k of two types": (lambda: rotary(Q, K.bfloat16(), TABLE), TypeError, "k: found .* bf16"),
     "type of angles": (lambda: rotary(Q.double(), None, TABLE), TypeError, "f32, expected f64"),
+    "no memory": (
+        lambda: rotary(Q, None, Angles(TABLE.rows.to("meta"), TABLE.geometry)),
+        ValueError,
+        "found on meta, expected on cpu",
+    ),
     "no tensor": (lambda: rotary(Q.tolist(), None, TABLE), TypeError, "expected torch.Tensor"),
     "device": (
         lambda: rotary(*(t.to("meta") for t in (Q, K)), TABLE),
@@ -151,11 +156,6 @@ WRONG = {
         ValueError,
         r"heads \* 16",
     ),
-    "vmap": (
-        lambda: torch.vmap(lambda q: rotary(q, None, TABLE)[0])(x(3, 2, 5, 4, 16)),
-        NotImplementedError,
-        "put the mapped dimension into the batch",
-    ),
 }
 
 
@@ -169,7 +169,7 @@ def test_a_wrong_input_is_one_clear_exception(what):
 def test_an_address_that_is_no_multiple_of_the_element():
     raw = torch.zeros(4 * Q.numel() + 4, dtype=torch.uint8)
     shifted = torch.frombuffer(raw.numpy(), dtype=torch.float32, count=Q.numel(), offset=2)
-    with pytest.raises(ValueError, match="no multiple of its elements"):
+    with pytest.raises(ValueError, match="not a multiple of its elements"):
         rotary(shifted.view(Q.shape), None, TABLE)
 
 

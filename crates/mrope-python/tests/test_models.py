@@ -255,3 +255,32 @@ def test_models_of_one_file_share_the_patch():
     assert file.apply_rotary_pos_emb is not original
     mrope.unpatch(second)
     assert file.apply_rotary_pos_emb is original
+
+
+@pytest.mark.parametrize("dim", [1, 2, -2, -3, 0, -4])
+def test_a_patched_function_takes_heads_where_the_original_does(dim):
+    from transformers.models.llama import modeling_llama
+
+    model = llama()
+    original = modeling_llama.apply_rotary_pos_emb
+    mrope.patch(model)
+    try:
+        q, cos, sin = torch.randn(2, 2, 2, 8), torch.randn(2, 2, 8), torch.randn(2, 2, 8)
+        found = modeling_llama.apply_rotary_pos_emb(q, q, cos, sin, unsqueeze_dim=dim)
+    finally:
+        mrope.unpatch(model)
+    for a, b in zip(found, original(q, q, cos, sin, unsqueeze_dim=dim), strict=True):
+        assert torch.allclose(a, b, atol=1e-6)
+
+
+def test_a_patched_model_runs_in_inference_mode():
+    model = llama().eval()
+    ids = torch.arange(10)[None]
+    with torch.inference_mode():
+        expected = model(ids).logits
+        mrope.patch(model)
+        try:
+            found = model(ids).logits
+        finally:
+            mrope.unpatch(model)
+    assert torch.allclose(found, expected, atol=1e-6)

@@ -8,9 +8,23 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from . import _composed
 from .torch import Angles
 
-_made: dict[tuple, tuple[weakref.ref, weakref.ref, int, int, Angles]] = {}
+_made: dict[tuple, tuple[weakref.ref, weakref.ref, tuple, Angles]] = {}
+
+
+def _state(cos: Tensor, sin: Tensor) -> tuple:
+    """What changes when the values do; on the CPU the values, which ``.data`` changes unseen."""
+    versions = cos._version, sin._version
+    return versions if not cos.is_cpu else (*versions, cos.detach().clone(), sin.detach().clone())
+
+
+def _is_unchanged(state: tuple, cos: Tensor, sin: Tensor) -> bool:
+    values = zip(state[2:], (cos, sin))
+    return state[:2] == (cos._version, sin._version) and all(
+        torch.equal(kept, x) for kept, x in values
+    )
 
 
 def once_a_step(make: Callable[[], Angles], cos: Tensor, sin: Tensor, *how: object) -> Angles:
@@ -21,13 +35,16 @@ def once_a_step(make: Callable[[], Angles], cos: Tensor, sin: Tensor, *how: obje
     """
     if torch.compiler.is_compiling() or {type(cos), type(sin)} != {Tensor}:
         return make()
-    if cos.requires_grad or sin.requires_grad:
+    if cos.requires_grad or sin.requires_grad or _composed.is_needed(cos, sin):
+        return make()
+    # These may change without a trace.
+    if cos.is_inference() or sin.is_inference():
         return make()
     key = (id(cos), id(sin), *how)
     found = _made.get(key)
     if found is not None and (found[0]() is cos and found[1]() is sin):
-        if found[2:4] == (cos._version, sin._version):
-            return found[4]
+        if _is_unchanged(found[2], cos, sin):
+            return found[3]
     angles = make()
 
     def forget(_: weakref.ref) -> None:
@@ -36,8 +53,7 @@ def once_a_step(make: Callable[[], Angles], cos: Tensor, sin: Tensor, *how: obje
     _made[key] = (
         weakref.ref(cos, forget),
         weakref.ref(sin, forget),
-        cos._version,
-        sin._version,
+        _state(cos, sin),
         angles,
     )
     return angles

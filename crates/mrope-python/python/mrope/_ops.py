@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from . import _native
+from . import _composed, _native
 
 _SCHEMAS = {
     "rotate": "(Tensor q, Tensor? k, Tensor angles, str geometry, str layout, bool adjoint)"
@@ -85,6 +85,8 @@ def halves_agree(lanes: list[Tensor]) -> bool:
     """
     if torch.compiler.is_compiling() or any(t.requires_grad or not t.is_cpu for t in lanes):
         return False
+    if any(type(t) is not Tensor for t in lanes) or _composed.is_needed(*lanes):
+        return False
     pairs = lanes[0].shape[-1] // 2
     return all(torch.equal(t[..., :pairs], t[..., pairs:]) for t in lanes)
 
@@ -96,11 +98,44 @@ def check_door(q: Tensor, k: Tensor | None, rows: Tensor) -> None:
             continue
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name}: found {type(tensor).__name__}, expected torch.Tensor")
+        check_local(name, tensor)
         if tensor.device != q.device:
             raise ValueError(f"{name}: found on {tensor.device}, expected on {q.device} as q")
     if q.device.type not in ("cpu", "npu", "meta"):
         raise NotImplementedError(
             f"q: found on {q.device}, expected cpu or npu (Ascend), for which mrope has kernels"
+        )
+
+
+def check_local(name: str, tensor: Tensor) -> None:
+    """Refuses tensors over several devices."""
+    if type(tensor).__name__ == "DTensor":
+        raise NotImplementedError(
+            f"{name}: found a DTensor, expected the tensor of this rank: call it through "
+            "torch.distributed.tensor.experimental.local_map, or pass to_local()"
+        )
+
+
+def check_width(positions: Tensor) -> None:
+    """Refuses 16-bit positions: bfloat16 has the whole numbers up to 256 alone."""
+    if positions.dtype in (torch.bfloat16, torch.float16):
+        raise TypeError(
+            f"positions: found {positions.dtype}, which does not hold all whole numbers of a "
+            "sequence, expected integers, float32 or float64"
+        )
+
+
+def check_positions(positions: Tensor) -> None:
+    """Refuses positions that are not exact, and those that a derivative would be lost at."""
+    check_width(positions)
+    if not positions.is_floating_point() or torch.compiler.is_compiling():
+        return
+    wants = positions.requires_grad and torch.is_grad_enabled()
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(positions)
+    if wants or wrapped or _composed.has_tangent(positions):
+        raise NotImplementedError(
+            "angles makes no derivative with respect to positions: detach them, or compute cos and "
+            "sin and pass them to angles_from_cos_sin"
         )
 
 
@@ -314,6 +349,8 @@ def _token_angles(positions: Tensor, spec: str, seq_len: int | None, double: boo
     # In float64 on the host, whatever the device: once a step.
     host = positions.cpu().contiguous()
     rows = _rows_of(host, spec, double)
+    if rows.shape[0] == 0 and host.shape[0] == _native.spec_parts(spec)[1]:
+        return rows.to(positions.device)
     _native.token_angles(spec, _native_tensor(host), _native_tensor(rows), seq_len)
     return rows.to(positions.device)
 
@@ -472,13 +509,13 @@ def _norm_rotate_backward_formula(ctx, dq, dk):
     )
     dangles = None
     if ctx.needs_input_grad[4]:
-        dangles = _gradient_of_norm_angles(ctx, dq, dk)
+        dangles = _gradient_of_norm_angles(ctx, (q, k, q_weight, k_weight, angles), dq, dk)
     return q_gradient, k_gradient, q_weight_gradient, k_weight_gradient, dangles, *(None,) * 5
 
 
-def _gradient_of_norm_angles(ctx, dq, dk):
+def _gradient_of_norm_angles(ctx, saved, dq, dk):
     """The rotation's own, between its input and the gradient of its result."""
-    q, k, q_weight, k_weight, angles = ctx.saved_tensors
+    q, k, q_weight, k_weight, angles = saved
     head_dim, rotary_dim, offset = _parts(ctx.geometry)
     # The norm alone: a rotation by 0.
     alone = geometry(head_dim, rotary_dim, offset, "half", False)
@@ -567,6 +604,16 @@ def _made_with_others(x: Tensor) -> str | None:
     return "one of several views that were made at once (split, chunk, unbind)"
 
 
+def is_traced(x: Tensor) -> bool:
+    """True where memory must not be touched: there is none, or a mode or a subclass watches."""
+    return (
+        torch.compiler.is_compiling()
+        or x.is_meta
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._dispatch_keys(x).has(torch._C.DispatchKey.Python)
+    )
+
+
 def rotate_in_place(
     q: Tensor, k: Tensor | None, angles: Tensor, geometry: str, layout: str
 ) -> tuple[Tensor, Tensor | None]:
@@ -580,7 +627,7 @@ def rotate_in_place(
             raise ValueError(
                 f"{name}: found {found}, which cannot be overwritten: pass in_place=False"
             )
-    if torch.compiler.is_compiling():
+    if is_traced(q) or (k is not None and is_traced(k)):
         q_turned, k_turned = torch.ops.mrope.rotate(q, k, angles, geometry, layout, False)
         return q.copy_(q_turned), None if k is None else k.copy_(k_turned)
     turn = (angles, geometry, layout)

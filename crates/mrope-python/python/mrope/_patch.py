@@ -168,10 +168,14 @@ def _replacement(original: Callable, pairing: str, first_half: bool, layout: str
         q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
     ) -> tuple[Tensor, Tensor]:
         if layout == "bnsd":
+            dim = unsqueeze_dim % (cos.dim() + 1)
+            if cos.dim() != 3 or dim not in (1, 2):
+                # Heads are elsewhere.
+                return original(q, k, cos, sin, unsqueeze_dim)
             # As products of the types would be.
             kind = torch.promote_types(q.dtype, cos.dtype)
             q, k = q.to(kind), k.to(kind)
-        order = "bsnd" if layout == "bnsd" and unsqueeze_dim == 2 else layout
+        order = "bsnd" if layout == "bnsd" and dim == 2 else layout
         return rotary(_ops.readable(q), _ops.readable(k), angles_of(q, cos, sin), order)
 
     apply_rotary_pos_emb.__doc__ = original.__doc__

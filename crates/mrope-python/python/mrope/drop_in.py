@@ -59,6 +59,8 @@ def npu_mrope(
     Raises ``ValueError`` for sections, shapes and modes that do not fit, and for positions that the
     cache has no row for.
     """
+    for name, x in (("query", query), ("cos_sin_cache", cos_sin_cache)):
+        _ops.check_local(name, x)
     pairing = _pairing(rotary_mode or "half", 2)
     sections = [section for section in mrope_section or () if section]
     if not sections:
@@ -173,7 +175,7 @@ def _lanes(
 
 def _check_positions(positions: Tensor, rows: int) -> None:
     # Traced, the gather checks it.
-    if torch.compiler.is_compiling() or positions.numel() == 0:
+    if _ops.is_traced(positions) or positions.numel() == 0:
         return
     low, high = (int(bound) for bound in positions.aminmax())
     if low < 0 or high >= rows:

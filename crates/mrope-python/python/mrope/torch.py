@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import _ops
+from . import _composed, _ops
 from ._spec import RotarySpec
 
 __all__ = ["Angles", "Norm", "angles", "angles_from_cos_sin", "learned_angles", "rotary"]
@@ -76,10 +76,13 @@ def angles(
         dtype: float32, or float64 for q and k in float64.
         seq_len: for scalings that depend on the length (dynamic, longrope).
 
-    Raises ``ValueError`` for other axes, and positions that are negative ids or not finite.
+    Raises ``ValueError`` for other axes, and positions that are negative ids or not finite,
+    ``TypeError`` for positions in 16 bits, which are not exact, and ``NotImplementedError`` for
+    positions that want a derivative: see :func:`learned_angles`.
     """
     if dtype not in (torch.float32, torch.float64):
         raise TypeError(f"angles are float32, or float64 for float64 q and k, found {dtype}")
+    _ops.check_positions(positions)
     axes = spec.axis_count
     if axes == 1 and not (positions.dim() > 1 and positions.shape[0] == 1):
         positions = positions.unsqueeze(0)
@@ -104,6 +107,8 @@ def learned_angles(spec: RotarySpec, positions: Tensor, frequencies: Tensor) -> 
         frequencies: radians per token, as many as :meth:`RotarySpec.inv_freq` has. float64 keeps
             angles of long sequences exact.
     """
+    _ops.check_width(positions)
+    _ops.check_local("frequencies", frequencies)
     geometry, axes, scaling, axis_of_lane, frequency_of_lane, inv_freq = spec._parts
     if frequencies.shape != (len(inv_freq),):
         raise ValueError(
@@ -185,15 +190,22 @@ def rotary(
     strides and number of threads.
 
     Raises ``ValueError`` for shapes, strides and angles that do not fit, ``TypeError`` for element
-    types, ``NotImplementedError`` for other devices, under vmap, and for the second derivative of
-    the norm. Double backward of the rotation itself works.
+    types, ``NotImplementedError`` for other devices, for ``DTensor``, and for the second derivative
+    of the norm. Double backward of the rotation itself works. In forward mode and in the transforms
+    of ``torch.func``, PyTorch's own operators compute the same.
     """
     _ops.check_door(q, k, angles.rows)
     if norm is None and (q_weight is not None or k_weight is not None):
         raise ValueError("a weight without a norm: pass norm=Norm(eps), or no weight")
+    if norm is not None and in_place:
+        raise ValueError("the norm's backward needs q and k as they were: pass in_place=False")
+    if _composed.is_needed(q, k, angles.rows, q_weight, k_weight):
+        weights = _ops.weights(q, q_weight, k_weight)
+        turned = _composed.rotary(q, k, angles.rows, angles.geometry, layout, norm, weights)
+        if not in_place:
+            return turned
+        return q.copy_(turned[0]), None if k is None else k.copy_(turned[1])
     if norm is not None:
-        if in_place:
-            raise ValueError("the norm's backward needs q and k as they were: pass in_place=False")
         q_turned, k_turned = torch.ops.mrope.norm_rotate(
             q, k, *_ops.weights(q, q_weight, k_weight), angles.rows, *norm, angles.geometry, layout
         )
