@@ -4,8 +4,9 @@
 gradient, :func:`patch` puts it into models of transformers.
 """
 
+from ._audit import Finding, Report, audit
 from ._native import VERSION as __version__
 from ._patch import patch, unpatch
 from ._spec import RotarySpec
 
-__all__ = ["RotarySpec", "__version__", "patch", "unpatch"]
+__all__ = ["Finding", "Report", "RotarySpec", "__version__", "audit", "patch", "unpatch"]

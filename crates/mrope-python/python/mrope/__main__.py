@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import itertools
+import pathlib
 import sys
 
 import torch
 
-from . import RotarySpec, __version__, _native
+from . import RotarySpec, __version__, _native, audit
 from ._verify import differences
 from .torch import Angles, Norm, angles, rotary
 
@@ -69,6 +71,26 @@ def gradcheck() -> bool:
     return passed
 
 
+def audit_script(where: str, as_json: bool) -> bool:
+    """Looks for cut and spoiled gradients in a model: one step, watched.
+
+    ``SCRIPT.py:FUNCTION`` names a function that returns a model and a batch, as ``audit`` takes
+    them.
+    """
+    file, _, name = where.rpartition(":")
+    if not file:
+        raise ValueError(f"found {where!r}, expected SCRIPT.py:FUNCTION")
+    spec = importlib.util.spec_from_file_location(pathlib.Path(file).stem, file)
+    if spec is None or spec.loader is None or not pathlib.Path(file).is_file():
+        raise ValueError(f"found no Python file {file}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    report = audit(*getattr(module, name)())
+    print(report.json() if as_json else report)
+    return report.ok
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m mrope", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -76,11 +98,17 @@ def main() -> int:
     verifying = commands.add_parser("verify", help=verify.__doc__)
     verifying.add_argument("files", nargs="+", help="safetensors, as docs/dump-format.md says")
     commands.add_parser("gradcheck", help=gradcheck.__doc__)
+    auditing = commands.add_parser("audit", help="looks for cut and spoiled gradients in a model")
+    auditing.add_argument("where", help="SCRIPT.py:FUNCTION, which returns a model and a batch")
+    auditing.add_argument("--json", action="store_true", help="print the report as JSON")
     arguments = parser.parse_args()
-    if arguments.command == "verify":
+    if arguments.command in ("verify", "audit"):
         try:
-            passed = verify(arguments.files)
-        except Exception as error:  # safetensors has exceptions of its own
+            if arguments.command == "verify":
+                passed = verify(arguments.files)
+            else:
+                passed = audit_script(arguments.where, arguments.json)
+        except Exception as error:  # safetensors and scripts have exceptions of their own
             print(f"error: {error}", file=sys.stderr)
             return 2
     else:
