@@ -1,10 +1,12 @@
-//! rope-burn's kernels for CubeCL on the GPU that wgpu finds, or on Mesa's software driver.
+//! rope-burn's kernels for CubeCL on the first GPU, or on Mesa's software driver.
 //!
 //! Element types that the driver lacks are printed as skipped; f32 never is.
 
+mod device;
 mod norm_cases;
 
-use burn::tensor::{DType as BurnDType, Device, DeviceKind, DeviceType, Distribution, Tensor};
+use burn::tensor::{DType as BurnDType, Device, Distribution, Tensor};
+use device::device;
 use norm_cases::{fused_agrees_with_ordinary_operations, results_are_those_of_transformers};
 use rope_burn::rope_core::{Layout, Pairing, Positions, RopeError, RotarySpec};
 use rope_burn::{Implementation, Rotary, RotaryAngles, RotaryError};
@@ -21,14 +23,6 @@ use {
     burn::backend::Dispatch,
     rope_burn::{NormRotaryOp, NormRotaryOps, RotaryOp, RotaryOps},
 };
-
-fn device() -> Device {
-    assert!(
-        !Device::enumerate(DeviceType::Wgpu).is_empty(),
-        "no GPU and no software driver; install one: apt-get install mesa-vulkan-drivers"
-    );
-    Device::wgpu(DeviceKind::DefaultDevice)
-}
 
 /// The fused engine.
 fn fused(device: &Device) -> Box<dyn Engine> {

@@ -4,12 +4,15 @@
 //!
 //! The checks run one after another in a separate program: the runtime counts the whole process.
 
+mod device;
+
 use std::pin::pin;
 use std::sync::Mutex;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use burn::tensor::{Device, DeviceKind, Distribution, ProfileOptions, Tensor, TimingMethod};
+use burn::tensor::{Device, Distribution, ProfileOptions, Tensor, TimingMethod};
+use device::device;
 use rope_burn::rope_core::{Layout, Positions, RotarySpec};
 use rope_burn::{Implementation, Rotary, RotaryAngles};
 
@@ -60,7 +63,7 @@ fn run(rotary: &Rotary, angles: &RotaryAngles, device: &Device) -> [i64; 3] {
 #[test]
 fn a_layer_keeps_no_tensor_and_makes_no_temporary() {
     let _alone = ALONE.lock().expect("the other test has passed");
-    let device = Device::wgpu(DeviceKind::DefaultDevice).autodiff();
+    let device = device().autodiff();
     let spec = RotarySpec::builder(HEAD_DIM).build().expect("valid");
     let fused = Rotary::new(spec, Layout::Bsnd);
     let composed = fused.clone().with_implementation(Implementation::Composed);
@@ -114,7 +117,7 @@ fn timed<R: Send + 'static>(device: &Device, work: impl FnOnce() -> R + Send) ->
 #[test]
 fn a_refused_rotation_launches_nothing() {
     let _alone = ALONE.lock().expect("the other test has passed");
-    let device = Device::wgpu(DeviceKind::DefaultDevice);
+    let device = device();
     let spec = RotarySpec::builder(HEAD_DIM).build().expect("valid");
     let rotary = Rotary::new(spec, Layout::Bsnd);
     let angles = |tokens| {

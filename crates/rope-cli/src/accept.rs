@@ -99,15 +99,13 @@ fn machine(args: &AcceptArgs) -> Result<(), Box<dyn Error>> {
 fn operations(args: &AcceptArgs) -> Result<(), Box<dyn Error>> {
     let compute = Compute::open(&args.device, &TokenArgs::default())?;
     // A GPU may have neither 16-bit type.
-    let dtypes: &[DType] = match args.device {
-        Device::Gpu(_) => &[DType::F32],
-        _ => &[DType::F32, DType::BF16, DType::F16],
-    };
+    let mut dtypes = vec![DType::F32, DType::BF16, DType::F16];
+    dtypes.retain(|dtype| compute.device().supports_dtype(*dtype));
     let begin = |begin, case| -> Result<(), Box<dyn Error>> {
         let step = json!({ "begin": begin, "case": case });
         Ok(writeln!(stdout(), "{step}")?)
     };
-    check_operations(compute.device(), dtypes, args.from, begin, |row| {
+    check_operations(compute.device(), &dtypes, args.from, begin, |row| {
         Ok(writeln!(stdout(), "{}", serde_json::to_string(&row)?)?)
     })
 }

@@ -1,5 +1,5 @@
 //! Checks of the workspace, and archives for a release: `cargo xtask abi`, `api`, `claims`, `deep`,
-//! `dist`, `fuzz`, `package` and `sanitize`.
+//! `dist`, `fuzz`, `gpu-kit`, `package` and `sanitize`.
 
 mod abi;
 mod api;
@@ -17,6 +17,7 @@ const USAGE: &str = "usage: cargo xtask abi [--headers FOLDER]
        cargo xtask deep [--list] [--resume] [--vendor FOLDER] [STEP ...]
        cargo xtask dist [TARGET ...]
        cargo xtask fuzz [--seconds COUNT | --runs COUNT] [TARGET ...]
+       cargo xtask gpu-kit
        cargo xtask package
        cargo xtask sanitize
 
@@ -36,6 +37,8 @@ dist   builds static programs for Linux, by default for x86_64 and aarch64, trie
       where it must), and writes archives and checksums to target/dist.
 fuzz   runs the targets of fuzz/ on their kept inputs, then each on new ones for a number of seconds
       or inputs, 5 seconds by default; two minutes with building. What it finds is in target/fuzz.
+gpu-kit   builds the program and the GPU suites for CUDA and Vulkan, and packs them with a script that
+      runs them on a machine without Rust: target/gpu-kit/mrope-gpu-kit.tar.xz. An hour on two cores.
 package   checks the published crates' manifests and packages them without the network; then a crate
       outside the workspace that depends on the packages runs the examples of their READMEs. A
       minute after `cargo test --workspace`, whose external crates it shares.
@@ -54,7 +57,7 @@ fn main() -> ExitCode {
         ["api", "--write"] => api::run(true).map_err(|error| text(&error)),
         ["package"] => script("python3", "package.py", &[]),
         [
-            name @ ("claims" | "deep" | "dist" | "fuzz" | "sanitize"),
+            name @ ("claims" | "deep" | "dist" | "fuzz" | "gpu-kit" | "sanitize"),
             words @ ..,
         ] => script("bash", &format!("{name}.sh"), words),
         _ => {
