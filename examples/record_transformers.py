@@ -14,12 +14,14 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch.nn.functional import cross_entropy
-from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForImageTextToText
+from transformers import (
+    AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText,
+)
 from transformers.masking_utils import eager_mask
 from transformers.models.qwen2_vl.modeling_qwen2_vl import eager_attention_forward
 
 LOGITS = 16  # tokens of a sample whose logits are kept
-LAYER = r"language_model\.layers\.(\d+)"
+LAYER = r"model\.layers\.(\d+)"
 # The ends of modules' names, and what their outputs are called. Of a projection and its norm, the norm's output is kept.
 OUTPUTS = {
     r"visual\.patch_embed": "vision.patch_embed",
@@ -30,7 +32,7 @@ OUTPUTS = {
     LAYER + r"\.self_attn\.k_(?:proj|norm)": "k_pre.{}",
     LAYER + r"\.(?:self|linear)_attn": "attn.{}.out",
     LAYER: "hidden.{}.out",
-    r"language_model\.norm": "hidden.final_norm",
+    r"model\.norm": "hidden.final_norm",
     r"lm_head": "logits",
 }
 # What a model reads of a sample, by the names of a record.
@@ -88,17 +90,20 @@ def record(model, inputs, samples=1024):
     def ids(module, args, named):
         key = f"input/{line}/position_ids"
         if key not in items:
-            model.last_ids = (args[1] if len(args) > 1 else named["position_ids"])[-3:]
+            given = args[1] if len(args) > 1 else named["position_ids"]
+            # Of a model of text alone, those of all axes.
+            model.last_ids = given[-3:] if given.dim() > 2 else given.expand(3, 1, -1)
             keep(key, model.last_ids[:, 0], model.last_ids.numel())
 
     AttentionInterface.register("record", attention)
     AttentionMaskInterface.register("record", eager_mask)
     model.set_attn_implementation("record")
-    handles.append(base.model.language_model.rotary_emb.register_forward_pre_hook(ids, with_kwargs=True))
+    decoder = getattr(base.model, "language_model", base.model)
+    handles.append(decoder.rotary_emb.register_forward_pre_hook(ids, with_kwargs=True))
     heads = {name: module.head_dim for name, module in base.named_modules() if hasattr(module, "head_dim")}
     for name, module in base.named_modules():
         for pattern, called in OUTPUTS.items():
-            if match := re.fullmatch(r"(?:.*\.)?" + pattern, name):
+            if match := re.fullmatch(r"(?:.*[._])?" + pattern, name):
                 watch(module, called.format(*match.groups()), heads.get(name.rpartition(".")[0]))
     named = {
         name.replace("lora_A.default", "lora_A").replace("lora_B.default", "lora_B")
@@ -118,10 +123,12 @@ def record(model, inputs, samples=1024):
         if base.config.model_type != "qwen2_5_vl":
             given.pop("second_per_grid_ts", None)
         seen = sum(grids.prod(-1).sum().item() for name, grids in given.items() if name.endswith("grid_thw"))
-        if seen != (x["kinds"] > 0).sum().item() * base.config.vision_config.spatial_merge_size**2:
+        tower = getattr(base.config, "vision_config", None)
+        if tower and seen != (x["kinds"] > 0).sum().item() * tower.spatial_merge_size**2:
             sys.exit(f"line {line} has placeholders without pixels: the record is of a release that kept no videos; record the step again")
         tokens = x["input_ids"][None]
-        logits = model(input_ids=tokens, attention_mask=torch.ones_like(tokens), mm_token_type_ids=x["kinds"][None], use_cache=False, **given).logits
+        given |= {"mm_token_type_ids": x["kinds"][None]} if tower else {}
+        logits = model(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False, **given).logits
         loss = cross_entropy(logits[0, :-1].float(), x["labels"][1:], ignore_index=-100, reduction="sum") / labelled
         loss.backward()
         total += loss.item()
@@ -155,7 +162,9 @@ def write(path, items, shapes, loss, header, settings={}):
 if __name__ == "__main__":
     header, inputs = read(sys.argv[2])
     dtype = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}[header["precision"]]
-    model = AutoModelForImageTextToText.from_pretrained(sys.argv[1], dtype=dtype).eval()
+    sees = hasattr(AutoConfig.from_pretrained(sys.argv[1]), "vision_config")
+    kind = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+    model = kind.from_pretrained(sys.argv[1], dtype=dtype).eval()
     if len(sys.argv) > 4:
         from peft import PeftModel
 

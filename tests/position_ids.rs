@@ -602,8 +602,8 @@ fn token_ids_of_real_configurations() {
         }))
     ));
     assert!(matches!(
-        PositionRules::new("llama", TOKENS),
-        Err(RopeError::PositionIds(PositionIdsError::UnknownModelType { found })) if found == ["llama"]
+        PositionRules::new("gemma", TOKENS),
+        Err(RopeError::PositionIds(PositionIdsError::UnknownModelType { found })) if found == ["gemma"]
     ));
 }
 

@@ -363,7 +363,7 @@ const FUNCTIONS: &[Function] = &[
     ("vlm-models VisionConfig::patches", |random| {
         let folder = rope_check::fixtures().expect("the test runs in the workspace");
         let config = VlmConfig::from_folder(folder.join("models/qwen2_vl_tiny")).expect("reads");
-        let vision = config.vision;
+        let vision = config.vision.expect("a tower");
         let [colours, frames, rows, columns] = vision.patch;
         let (rows, columns) = (
             2 * rows * vision.spatial_merge,

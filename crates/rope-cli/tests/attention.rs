@@ -259,10 +259,11 @@ fn the_models_train_on_the_npu() {
         let config = VlmConfig::from_folder(&folder).expect(name);
         let losses = |device: &Device| -> Vec<f32> {
             let mut model = config.load(&folder, device).expect(name);
-            let side = config.vision.patch[2] * config.vision.spatial_merge;
+            let vision = config.vision.as_ref().expect("a tower");
+            let side = vision.patch[2] * vision.spatial_merge;
             let picture = Tensor::from_data(values(6, [1, 3, 2 * side, 3 * side]), device);
-            let (patches, grid) = config.vision.patches(picture).expect(name);
-            let image = [config.image_token; 2 * 3];
+            let (patches, grid) = vision.patches(picture).expect(name);
+            let image = [vision.image_token; 2 * 3];
             let input_ids = [&image[..], &[11, 12, 13, 21, 22]].concat();
             let labels = [&[-100; 6 + 3][..], &[21, 22]].concat();
             let inputs = Inputs {
@@ -296,7 +297,8 @@ fn the_models_train_on_the_npu() {
         // Each layer of both towers, forward and backward, twice.
         let attending = config.text.delta.as_ref();
         let attending = attending.map_or(config.text.layers, |x| x.full_attention_layers.len());
-        let fused = 2 * 2 * (attending + config.vision.depth) as u64;
+        let depth = config.vision.as_ref().expect("a tower").depth;
+        let fused = 2 * 2 * (attending + depth) as u64;
         assert_eq!(
             attention_runs(),
             AttentionRuns { fused, blocks: 0 },
@@ -306,8 +308,8 @@ fn the_models_train_on_the_npu() {
         // tower has them too, and in front of its merger. GLM-4.1V has norms after both, and one
         // more before its tower's blocks; Qwen3.5 has one more in each layer with a state.
         let (layer_norms, tower_norms) = match name {
-            "qwen2_5_vl_tiny" => (2, 2 * config.vision.depth + 1),
-            "glm4v_tiny" => (4, 2 * config.vision.depth + 2),
+            "qwen2_5_vl_tiny" => (2, 2 * depth + 1),
+            "glm4v_tiny" => (4, 2 * depth + 2),
             _ => (2, 0),
         };
         let decoder_norms = layer_norms * config.text.layers + config.text.layers - attending + 1;

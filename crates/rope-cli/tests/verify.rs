@@ -39,7 +39,7 @@ fn the_fixtures_pass_and_what_is_not_golden_is_listed() {
     let text = stdout(&output);
     assert_eq!(output.status.code(), Some(0), "{text}");
     assert!(text.contains("skipped") && text.contains("MANIFEST: expected .safetensors or .json"));
-    assert!(text.contains("of 40 files: 0 out of tolerance; 0 files cannot be verified"));
+    assert!(text.contains("of 44 files: 0 out of tolerance; 0 files cannot be verified"));
     let longest = text
         .lines()
         .filter(|line| line.starts_with("  "))

@@ -15,7 +15,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         return Err("usage: speed FAMILY SECONDS FILE...".into());
     };
     let family = Family::of(family)?;
-    let processor = PictureProcessor::new(PictureConfig::of_family(family))?;
+    let config = PictureConfig::of_family(family).ok_or("a family of text alone")?;
+    let processor = PictureProcessor::new(config)?;
     let budget = Duration::from_secs_f64(seconds.parse()?);
     let options = ReadOptions::default();
     for path in files {

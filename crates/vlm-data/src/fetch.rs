@@ -304,7 +304,7 @@ mod tests {
         assert_eq!(rows.len(), 560);
         let processors = ["qwen2_vl", "qwen3_vl"].map(|family| {
             let family = Family::of(family).expect("a family");
-            let mut config = PictureConfig::of_family(family);
+            let mut config = PictureConfig::of_family(family).expect("pictures");
             (config.min_pixels, config.max_pixels) = (1, 1 << 40);
             PictureProcessor::new(config).expect("a processor")
         });
@@ -332,7 +332,7 @@ mod tests {
     #[test]
     fn sizes_that_the_folder_changes_are_refused() {
         let family = Family::of("qwen2_vl").expect("a family");
-        let mut config = PictureConfig::of_family(family);
+        let mut config = PictureConfig::of_family(family).expect("pictures");
         config.max_pixels = 100_000;
         let processor = PictureProcessor::new(config).expect("a processor");
         let stated = |height, width| PictureLimits {

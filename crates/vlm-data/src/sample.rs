@@ -70,11 +70,48 @@ impl TrainingSample {
 #[derive(Debug)]
 pub struct SampleEncoder {
     text: TextEncoder,
-    pictures: PictureProcessor,
-    videos: PictureProcessor,
-    boxes: BoxForm,
+    /// `None` for a model of text alone.
+    media: Option<MediaEncoder>,
     options: SampleOptions,
     video_counts: VideoCounts,
+}
+
+/// The encoder of the pictures and videos of one model folder.
+#[derive(Debug)]
+pub struct MediaEncoder {
+    /// The processor of pictures.
+    pub pictures: PictureProcessor,
+    /// The processor of video frames.
+    pub videos: PictureProcessor,
+    /// The notation of places in pictures in the family's texts.
+    pub boxes: BoxForm,
+}
+
+impl MediaEncoder {
+    /// Reads the files of a folder, if its model sees.
+    fn from_folder(folder: &Path, merge: u32, options: &SampleOptions) -> Result<Option<Self>> {
+        let Some(vision) = &family_of(folder)?.vision else {
+            return Ok(None);
+        };
+        let mut pictures = PictureConfig::from_folder(folder)?;
+        let mut videos = PictureConfig::videos_from_folder(folder)?;
+        pictures.max_pixels = options.max_pixels.unwrap_or(pictures.max_pixels);
+        videos.max_pixels = options.video_max_pixels.unwrap_or(videos.max_pixels);
+        for config in [&pictures, &videos] {
+            if config.merge_size != merge as usize {
+                return Err(VlmDataError::Config {
+                    key: "merge_size",
+                    expected: "spatial_merge_size of config.json",
+                    found: format!("{}, and that {merge}", config.merge_size),
+                });
+            }
+        }
+        Ok(Some(Self {
+            pictures: PictureProcessor::new(pictures)?,
+            videos: PictureProcessor::new(videos)?,
+            boxes: vision.boxes,
+        }))
+    }
 }
 
 /// A method of [`TextEncoder`].
@@ -162,25 +199,10 @@ impl SampleEncoder {
     pub fn from_folder(folder: impl AsRef<Path>, options: SampleOptions) -> Result<Self> {
         let folder = folder.as_ref();
         let text = TextEncoder::from_folder(folder)?;
-        let boxes = family_of(folder)?.boxes;
-        let mut pictures = PictureConfig::from_folder(folder)?;
-        let mut videos = PictureConfig::videos_from_folder(folder)?;
-        pictures.max_pixels = options.max_pixels.unwrap_or(pictures.max_pixels);
-        videos.max_pixels = options.video_max_pixels.unwrap_or(videos.max_pixels);
-        for config in [&pictures, &videos] {
-            if config.merge_size != text.merge() as usize {
-                return Err(VlmDataError::Config {
-                    key: "merge_size",
-                    expected: "spatial_merge_size of config.json",
-                    found: format!("{}, and that {}", config.merge_size, text.merge()),
-                });
-            }
-        }
+        let media = MediaEncoder::from_folder(folder, text.merge(), &options)?;
         Ok(Self {
             text,
-            pictures: PictureProcessor::new(pictures)?,
-            videos: PictureProcessor::new(videos)?,
-            boxes,
+            media,
             options,
             video_counts: VideoCounts::default(),
         })
@@ -191,19 +213,23 @@ impl SampleEncoder {
         &self.text
     }
 
-    /// The processor of pictures.
-    pub fn pictures(&self) -> &PictureProcessor {
-        &self.pictures
+    /// The encoder of pictures and videos; `None` for a model of text alone.
+    pub fn media(&self) -> Option<&MediaEncoder> {
+        self.media.as_ref()
     }
 
-    /// The processor of video frames.
-    pub fn videos(&self) -> &PictureProcessor {
-        &self.videos
-    }
-
-    /// The notation of places in pictures in the family's texts.
-    pub fn boxes(&self) -> BoxForm {
-        self.boxes
+    /// The encoder of a record's pictures and videos.
+    ///
+    /// # Errors
+    /// [`RecordProblem::TextAlone`] for a model of text alone.
+    fn media_of(&self, conversation: &Conversation) -> Result<&MediaEncoder> {
+        self.media.as_ref().ok_or_else(|| {
+            let problem = RecordProblem::TextAlone {
+                images: conversation.images.len(),
+                videos: conversation.videos.len(),
+            };
+            problem.at(conversation.line).into()
+        })
     }
 
     /// The options.
@@ -243,10 +269,13 @@ impl SampleEncoder {
     ) -> Result<TrainingSample> {
         let mut opened = Opened::to_keep();
         let (mut sample, mut clips) = self.measure_by(conversation, encode, &mut opened)?;
-        let mut values = room(&sample.image_grids, self.pictures.channels())?;
+        let Some(media) = &self.media else {
+            return Ok(sample);
+        };
+        let mut values = room(&sample.image_grids, media.pictures.channels())?;
         let mut rest = &mut values[..];
         for (&index, &grid) in sample.text.images.iter().zip(&sample.image_grids) {
-            let length = grid.iter().product::<usize>() * self.pictures.channels();
+            let length = grid.iter().product::<usize>() * media.pictures.channels();
             let (part, after) = rest.split_at_mut(length);
             let place =
                 |source| in_record(conversation.line, format!("picture {}", index + 1), source);
@@ -261,15 +290,17 @@ impl SampleEncoder {
             if let Some(resized) = resized {
                 picture = picture.resized(resized, Backend::Pil).map_err(place)?;
             }
-            let written = self.pictures.write(Cow::Owned(picture), [0, 1], grid, part);
+            let written = media
+                .pictures
+                .write(Cow::Owned(picture), [0, 1], grid, part);
             written.map_err(place)?;
             rest = after;
         }
         sample.image_patches = values;
-        let mut values = room(&sample.video_grids, self.videos.channels())?;
+        let mut values = room(&sample.video_grids, media.videos.channels())?;
         let mut rest = &mut values[..];
         for (&index, &grid) in sample.text.videos.iter().zip(&sample.video_grids) {
-            let length = grid.iter().product::<usize>() * self.videos.channels();
+            let length = grid.iter().product::<usize>() * media.videos.channels();
             let (part, after) = rest.split_at_mut(length);
             let place =
                 |source| in_record(conversation.line, format!("video {}", index + 1), source);
@@ -293,7 +324,7 @@ impl SampleEncoder {
                     picture = resized.map_err(place)?;
                 }
                 let which = [frame, clip.times.len()];
-                let written = self.videos.write(Cow::Owned(picture), which, grid, part);
+                let written = media.videos.write(Cow::Owned(picture), which, grid, part);
                 written.map_err(place)?;
             }
             rest = after;
@@ -328,6 +359,9 @@ impl SampleEncoder {
         opened: &mut Opened,
     ) -> Result<(TrainingSample, Vec<Clip<'a>>)> {
         let line = conversation.line;
+        if !conversation.images.is_empty() || !conversation.videos.is_empty() {
+            self.media_of(conversation)?;
+        }
         let mut sizes = Vec::with_capacity(conversation.images.len());
         let mut image_grids = Vec::with_capacity(sizes.capacity());
         for (index, source) in conversation.images.iter().enumerate() {
@@ -350,10 +384,12 @@ impl SampleEncoder {
         let conversation = self.with_objects(conversation, &sizes, &image_grids)?;
 
         let images: Vec<Grid> = image_grids.iter().map(|&grid| text_grid(grid)).collect();
-        let depth = self.videos.config().temporal_patch_size;
+        let media = self.media.as_ref();
+        let depth = media.map_or(1, |media| media.videos.config().temporal_patch_size);
+        let style = self.text.style();
         let videos = clips.iter().map(|clip| VideoGrid {
             grid: text_grid(clip.grid),
-            seconds: seconds(self.text.style(), &clip.times, depth),
+            seconds: style.map_or_else(Vec::new, |style| seconds(style, &clip.times, depth)),
         });
         let videos: Vec<VideoGrid> = videos.collect();
         let grids = Grids {
@@ -387,11 +423,12 @@ impl SampleEncoder {
     ) -> Result<([usize; 3], Option<Sides>)> {
         let limits = conversation.image_limits.get(picture);
         let limits = limits.copied().unwrap_or_default();
-        let resized = fetch::picture(&self.pictures, &limits, [height, width])?;
-        let patch = self.pictures.config().patch_size;
+        let processor = &self.media_of(conversation)?.pictures;
+        let resized = fetch::picture(processor, &limits, [height, width])?;
+        let patch = processor.config().patch_size;
         let grid = match resized {
             Some([height, width]) => [1, height / patch, width / patch],
-            None => self.pictures.grid(height, width)?,
+            None => processor.grid(height, width)?,
         };
         Ok((grid, resized))
     }
@@ -451,12 +488,13 @@ impl SampleEncoder {
         };
         let is_list = matches!(frames, ClipFrames::Pictures(_));
         let sides = [times.len(), size[1], size[0]];
-        let resized = fetch::video(&self.videos, &video.limits, sides, is_list).map_err(place)?;
+        let processor = &self.media_of(conversation)?.videos;
+        let resized = fetch::video(processor, &video.limits, sides, is_list).map_err(place)?;
         let [_, height, width] = match resized {
             Some([_, [height, width]]) => [times.len(), height, width],
             None => sides,
         };
-        let grid = self.videos.video_grid(times.len(), height, width);
+        let grid = processor.video_grid(times.len(), height, width);
         Ok(Clip {
             grid: grid.map_err(place)?,
             frames,
@@ -494,6 +532,7 @@ impl SampleEncoder {
         let Some(objects) = &conversation.objects else {
             return Ok(Cow::Borrowed(conversation));
         };
+        let media = self.media_of(conversation)?;
         for (index, (found, &image)) in objects.boxes.iter().zip(&objects.images).enumerate() {
             let size = sizes
                 .get(image)
@@ -515,15 +554,15 @@ impl SampleEncoder {
                 return Err(problem.at(conversation.line).into());
             }
         }
-        let patch = self.pictures.config().patch_size;
+        let patch = media.pictures.config().patch_size;
         let mut written = conversation.clone();
         written.write_objects(
-            |name| match self.boxes {
+            |name| match media.boxes {
                 BoxForm::Marked => format!("<|object_ref_start|>{name}<|object_ref_end|>"),
                 BoxForm::Pixels | BoxForm::Thousandths => name.to_owned(),
             },
             |image, numbers| {
-                let full = match self.boxes {
+                let full = match media.boxes {
                     BoxForm::Pixels => [grids[image][2] * patch, grids[image][1] * patch],
                     BoxForm::Marked | BoxForm::Thousandths => [1000, 1000],
                 };
@@ -532,7 +571,7 @@ impl SampleEncoder {
                 } else {
                     sizes[image]
                 };
-                write_box(self.boxes, numbers, size, full)
+                write_box(media.boxes, numbers, size, full)
             },
         )?;
         Ok(Cow::Owned(written))

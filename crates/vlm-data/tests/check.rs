@@ -377,9 +377,9 @@ fn patches_show_their_pictures() {
         .map(|byte| (byte * 31 % 251) as u8)
         .collect();
     let picture = Picture::from_rgb(84, 56, rgb).expect("a picture");
-    let patches = encoder.pictures().patches(&picture).expect("patches");
-    let shown = encoder
-        .pictures()
+    let pictures = &encoder.media().expect("pictures").pictures;
+    let patches = pictures.patches(&picture).expect("patches");
+    let shown = pictures
         .pictures(&patches.values, patches.grid)
         .expect("pictures");
     assert_eq!(shown, [picture.clone(), picture.clone()]);

@@ -373,7 +373,7 @@ fn what_is_no_picture_is_refused() {
 
 #[test]
 fn unsound_configurations_are_refused() {
-    let sound = PictureConfig::of_family(&FAMILIES[0]);
+    let sound = PictureConfig::of_family(&FAMILIES[0]).expect("pictures");
     let unsound = [
         PictureConfig {
             patch_size: 0,
@@ -494,5 +494,5 @@ fn a_folder_says_how_pictures_are_processed() {
 
 /// The class defaults of GLM are the published values.
 fn glm_defaults() -> PictureConfig {
-    PictureConfig::of_family(Family::of("glm4v").expect("a family"))
+    PictureConfig::of_family(Family::of("glm4v").expect("a family")).expect("pictures")
 }

@@ -287,7 +287,9 @@ fn limits_of_a_list_resize_its_frames_as_qwen_vl_utils_does() {
         );
         equal += usize::from(row["patches"] == hash_of(&sample.video_patches));
         let frames = encoder
-            .videos()
+            .media()
+            .expect("pictures")
+            .videos
             .pictures(&sample.video_patches, sample.video_grids[0]);
         let frames = frames.expect("frames");
         let levels = frames.iter().flat_map(|frame| frame.rgb()).step_by(499);

@@ -805,7 +805,7 @@ fn videos_have_the_grids_of_transformers() {
         for (index, row) in grids[family].as_array().expect("rows").iter().enumerate() {
             let [frames, height, width] =
                 [0, 1, 2].map(|at| row[at].as_u64().expect("a number") as usize);
-            let videos = encoders[(index + 1) % 2].videos();
+            let videos = &encoders[(index + 1) % 2].media().expect("pictures").videos;
             let found = videos.video_grid(frames, height, width).ok();
             let found: Value = found.map_or(Value::Null, |grid| grid.to_vec().into());
             assert_eq!(found, row[3], "{family}: {row}");
@@ -825,7 +825,11 @@ fn frames_of(
     let conversation = read.next().expect("a record")?;
     let sample = encoder.encode(&conversation)?;
     let (values, grid) = (&sample.video_patches, sample.video_grids[0]);
-    let frames = encoder.videos().pictures(values, grid)?;
+    let frames = encoder
+        .media()
+        .expect("pictures")
+        .videos
+        .pictures(values, grid)?;
     let ids: Vec<u32> = sample.text.input_ids.iter().map(|&id| id as u32).collect();
     let text = encoder.text().tokenizer().decode(&ids).expect("a text");
     Ok((frames, text, sample.seconds_per_grid[0]))

@@ -52,6 +52,17 @@ fn compare_strings(tokenizer: &Tokenizer, file: &Value) -> (usize, usize) {
     (strings.len(), total)
 }
 
+/// Llama's tokenizer begins a text that is no chat, as TRL lets it.
+#[test]
+fn a_text_begins_as_its_tokenizer_says() {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/workflow");
+    for (family, expected) in [("llama", Some("<|begin_of_text|>")), ("qwen2", None)] {
+        let tokenizer = Tokenizer::from_folder(fixtures.join(family)).expect("a tokenizer");
+        let expected = expected.and_then(|token| tokenizer.token_id(token));
+        assert_eq!(tokenizer.begin(), expected.as_slice(), "{family}");
+    }
+}
+
 #[test]
 fn strings_have_the_ids_of_transformers() {
     let file = json("strings.json");

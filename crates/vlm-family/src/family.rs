@@ -16,6 +16,22 @@ pub struct Family {
     /// The `model_type` of `rope-core` with the same rotations and position ids.
     pub rotation: &'static str,
 
+    /// Pictures and videos, and the tower that sees them; `None` for a model of text alone.
+    pub vision: Option<VisionParts>,
+
+    /// The names of parameters in checkpoints.
+    pub names: Names,
+    /// The decoder.
+    pub text: TextParts,
+    /// The values of keys that a `config.json` omits: the defaults of the configuration classes in
+    /// transformers 5.24.0. Until 4.51, transformers saved nested configurations as their
+    /// differences from the class, so files leave any of these out.
+    pub defaults: fn() -> Value,
+}
+
+/// The pictures and videos of a family: how they are prepared, written and seen.
+#[derive(Clone, Copy, Debug)]
+pub struct VisionParts {
     /// Side of a patch in pixels, in the published files.
     pub patch_size: usize,
     /// The least and the largest area of a picture in pixels, in the published files.
@@ -31,17 +47,8 @@ pub struct Family {
     pub boxes: BoxForm,
     /// The notation of pictures and videos.
     pub style: MediaStyle,
-
-    /// The names of parameters in checkpoints.
-    pub names: Names,
-    /// The decoder.
-    pub text: TextParts,
     /// The vision tower.
     pub tower: TowerParts,
-    /// The values of keys that a `config.json` omits: the defaults of the configuration classes in
-    /// transformers 5.24.0. Until 4.51, transformers saved nested configurations as their
-    /// differences from the class, so files leave any of these out.
-    pub defaults: fn() -> Value,
 }
 
 /// A model type that is not in the table.
@@ -165,8 +172,8 @@ impl MediaStyle {
 /// after a tower's blocks is its merger.
 #[derive(Clone, Copy, Debug)]
 pub struct Names {
-    /// Prefix of the vision tower.
-    pub visual: &'static str,
+    /// Prefix of the vision tower, if there is one.
+    pub visual: Option<&'static str>,
     /// Prefix of the language decoder.
     pub text: &'static str,
     /// Names inside the modules.
@@ -212,6 +219,8 @@ pub struct TextParts {
     /// True if q, k and v have a bias, whatever the configuration states; otherwise its key decides
     /// for all of attention.
     pub qkv_bias: bool,
+    /// The layers whose attention has a window, if any may have one.
+    pub windows: WindowedLayers,
     /// True if q and k are normalised head by head.
     pub qk_norm: bool,
     /// True if the output of attention and feed-forward network is normalised too.
@@ -221,6 +230,18 @@ pub struct TextParts {
     /// True if there are layers with a state, norms that multiply by 1 + weight, and a gate on the
     /// output of attention, as in Qwen3.5.
     pub has_states: bool,
+}
+
+/// The layers of a decoder whose queries see only the last `sliding_window` tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WindowedLayers {
+    /// None, whatever the configuration states.
+    None,
+    /// All, unless the number is null.
+    All,
+    /// With `use_sliding_window`, those that `layer_types` calls `sliding_attention`, by default the
+    /// layers from `max_window_layers` on.
+    Listed,
 }
 
 /// The facts about a vision tower that its configuration does not state.

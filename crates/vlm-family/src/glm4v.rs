@@ -3,7 +3,8 @@
 use serde_json::{Value, json};
 
 use crate::family::{
-    BoxForm, CLIP, Family, MediaStyle, Names, ProcessorClass, Rename, ResizeRule, TextParts, TowerParts,
+    BoxForm, CLIP, Family, MediaStyle, Names, ProcessorClass, Rename, ResizeRule, TextParts,
+    TowerParts, VisionParts, WindowedLayers,
 };
 use crate::{qwen2_vl, qwen3_vl};
 
@@ -21,15 +22,25 @@ pub(crate) const ROW: Family = Family {
     model_type: "glm4v",
     other_types: &["glm4v_moe", "glm46v"],
     rotation: "glm4v",
-    limits: PICTURES.limits,
-    pictures: PICTURES,
-    videos: ProcessorClass {
-        names: &["Glm4vVideoProcessor", "Glm46VVideoProcessor"],
-        limits: [12_544, 47_040_000],
-        ..PICTURES
-    },
-    boxes: BoxForm::Thousandths,
-    style: MediaStyle::Glm,
+    vision: Some(VisionParts {
+        limits: PICTURES.limits,
+        pictures: PICTURES,
+        videos: ProcessorClass {
+            names: &["Glm4vVideoProcessor", "Glm46VVideoProcessor"],
+            limits: [12_544, 47_040_000],
+            ..PICTURES
+        },
+        boxes: BoxForm::Thousandths,
+        style: MediaStyle::Glm,
+        tower: TowerParts {
+            rms_norm: true,
+            gated: true,
+            patch_bias: true,
+            bias: false,
+            downsamples: true,
+        },
+        ..qwen2_vl::VISION
+    }),
     names: Names {
         parts: &[
             Rename::new(Rename::LAYERS, "mlp.gate_up_proj.", "mlp.up_proj."),
@@ -45,17 +56,10 @@ pub(crate) const ROW: Family = Family {
     text: TextParts {
         output_norms: true,
         joined_gate: true,
+        windows: WindowedLayers::None,
         ..qwen2_vl::ROW.text
     },
-    tower: TowerParts {
-        rms_norm: true,
-        gated: true,
-        patch_bias: true,
-        bias: false,
-        downsamples: true,
-    },
     defaults,
-    ..qwen2_vl::ROW
 };
 
 fn defaults() -> Value {

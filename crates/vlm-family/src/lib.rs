@@ -4,7 +4,7 @@ mod family;
 
 pub use family::{
     BoxForm, Family, MediaStyle, Names, ProcessorClass, Rename, ResizeRule, TextParts, TowerParts,
-    UnknownModelType,
+    UnknownModelType, VisionParts, WindowedLayers,
 };
 
 /// Declares the file of each row, and the table.
@@ -23,5 +23,9 @@ families! {
     qwen3_vl,
     qwen3_5,
     glm4v,
+    qwen2,
+    qwen3,
+    llama,
+    mistral,
     #[cfg(feature = "example")] example,
 }

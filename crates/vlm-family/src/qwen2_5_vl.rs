@@ -2,14 +2,22 @@
 
 use serde_json::{Value, json};
 
-use crate::family::{BoxForm, Family, Names, Rename, TowerParts};
+use crate::family::{BoxForm, Family, Names, Rename, TowerParts, VisionParts};
 use crate::qwen2_vl;
 
 pub(crate) const ROW: Family = Family {
     name: "Qwen2.5-VL",
     model_type: "qwen2_5_vl",
     rotation: "qwen2_5_vl",
-    boxes: BoxForm::Pixels,
+    vision: Some(VisionParts {
+        boxes: BoxForm::Pixels,
+        tower: TowerParts {
+            rms_norm: true,
+            gated: true,
+            ..qwen2_vl::VISION.tower
+        },
+        ..qwen2_vl::VISION
+    }),
     names: Names {
         parts: &[
             Rename::new(Rename::MERGERS, "ln_q.", "norm."),
@@ -17,11 +25,6 @@ pub(crate) const ROW: Family = Family {
             Rename::new(Rename::MERGERS, "mlp.2.", "mlp.down_proj."),
         ],
         ..qwen2_vl::ROW.names
-    },
-    tower: TowerParts {
-        rms_norm: true,
-        gated: true,
-        ..qwen2_vl::ROW.tower
     },
     defaults,
     ..qwen2_vl::ROW

@@ -3,14 +3,11 @@
 use serde_json::{Value, json};
 
 use crate::family::{
-    BoxForm, CLIP, Family, MediaStyle, Names, ProcessorClass, Rename, ResizeRule, TextParts, TowerParts,
+    BoxForm, CLIP, Family, MediaStyle, Names, ProcessorClass, Rename, ResizeRule, TextParts,
+    TowerParts, VisionParts, WindowedLayers,
 };
 
-pub(crate) const ROW: Family = Family {
-    name: "Qwen2-VL",
-    model_type: "qwen2_vl",
-    other_types: &[],
-    rotation: "qwen2_vl",
+pub(crate) const VISION: VisionParts = VisionParts {
     patch_size: 14,
     limits: [3136, 12_845_056],
     colours: CLIP,
@@ -36,8 +33,23 @@ pub(crate) const ROW: Family = Family {
     },
     boxes: BoxForm::Marked,
     style: MediaStyle::Qwen2,
+    tower: TowerParts {
+        rms_norm: false,
+        gated: false,
+        patch_bias: false,
+        bias: true,
+        downsamples: false,
+    },
+};
+
+pub(crate) const ROW: Family = Family {
+    name: "Qwen2-VL",
+    model_type: "qwen2_vl",
+    other_types: &[],
+    rotation: "qwen2_vl",
+    vision: Some(VISION),
     names: Names {
-        visual: "visual.",
+        visual: Some("visual."),
         text: "model.",
         parts: &[
             Rename::new(Rename::BLOCKS, "mlp.fc1.", "mlp.up_proj."),
@@ -50,17 +62,11 @@ pub(crate) const ROW: Family = Family {
     },
     text: TextParts {
         qkv_bias: true,
+        windows: WindowedLayers::Listed,
         qk_norm: false,
         output_norms: false,
         joined_gate: false,
         has_states: false,
-    },
-    tower: TowerParts {
-        rms_norm: false,
-        gated: false,
-        patch_bias: false,
-        bias: true,
-        downsamples: false,
     },
     defaults,
 };

@@ -3,15 +3,12 @@
 use serde_json::{Value, json};
 
 use crate::family::{
-    BoxForm, Family, HALF, MediaStyle, Names, ProcessorClass, Rename, ResizeRule, TextParts, TowerParts,
+    BoxForm, Family, HALF, MediaStyle, Names, ProcessorClass, Rename, ResizeRule, TextParts,
+    TowerParts, VisionParts, WindowedLayers,
 };
 use crate::qwen2_vl;
 
-pub(crate) const ROW: Family = Family {
-    name: "Qwen3-VL",
-    model_type: "qwen3_vl",
-    other_types: &["qwen3_vl_moe"],
-    rotation: "qwen3_vl",
+pub(crate) const VISION: VisionParts = VisionParts {
     patch_size: 16,
     limits: [65_536, 16_777_216],
     colours: HALF,
@@ -26,8 +23,21 @@ pub(crate) const ROW: Family = Family {
     },
     boxes: BoxForm::Thousandths,
     style: MediaStyle::Qwen3,
+    tower: TowerParts {
+        patch_bias: true,
+        ..qwen2_vl::VISION.tower
+    },
+    ..qwen2_vl::VISION
+};
+
+pub(crate) const ROW: Family = Family {
+    name: "Qwen3-VL",
+    model_type: "qwen3_vl",
+    other_types: &["qwen3_vl_moe"],
+    rotation: "qwen3_vl",
+    vision: Some(VISION),
     names: Names {
-        visual: "model.visual.",
+        visual: Some("model.visual."),
         text: "model.language_model.",
         parts: &[
             Rename::new(Rename::BLOCKS, "mlp.linear_fc1.", "mlp.up_proj."),
@@ -39,15 +49,11 @@ pub(crate) const ROW: Family = Family {
     },
     text: TextParts {
         qkv_bias: false,
+        windows: WindowedLayers::None,
         qk_norm: true,
         ..qwen2_vl::ROW.text
     },
-    tower: TowerParts {
-        patch_bias: true,
-        ..qwen2_vl::ROW.tower
-    },
     defaults,
-    ..qwen2_vl::ROW
 };
 
 fn defaults() -> Value {

@@ -20,10 +20,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut model = config.load(&folder, &device)?;
 
     // A normalised picture and a tokenised prompt: <image> <question> <answer>.
-    let side = config.vision.patch[2] * config.vision.spatial_merge;
+    let vision = config
+        .vision
+        .as_ref()
+        .ok_or("a model with pictures is needed")?;
+    let side = vision.patch[2] * vision.spatial_merge;
     let picture = Tensor::random([1, 3, 2 * side, 3 * side], Distribution::Default, &device);
-    let (patches, grid) = config.vision.patches(picture)?;
-    let image = [config.image_token; 2 * 3];
+    let (patches, grid) = vision.patches(picture)?;
+    let image = [vision.image_token; 2 * 3];
     let (question, answer) = ([11, 12, 13], [21, 22]);
     let input_ids = [&image[..], &question, &answer].concat();
     let labels = [&[-100; 6 + 3][..], &answer].concat();

@@ -20,7 +20,7 @@ use crate::random::Draws;
 use crate::step::{Common, Deepstack};
 use crate::tensors::trains;
 use crate::trace::Trace;
-use crate::vision::{VisionInputs, onward};
+use crate::vision::{VisionInputs, VisionTower, onward};
 
 /// Options of [`Vlm::backward`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -170,9 +170,11 @@ impl Vlm {
         let common = batch.common(draws);
 
         let tower_wanted = batch.vision.is_some() && trains(&self.visual);
-        let seen = match &batch.vision {
-            Some(vision) => Some(quiet.see(&vision.inputs, draws, tower_wanted, trace)?),
-            None => None,
+        let seen = match (&quiet.visual, &batch.vision) {
+            (Some(tower), Some(vision)) => {
+                Some(tower.see(&vision.inputs, draws, tower_wanted, trace)?)
+            }
+            _ => None,
         };
         let words_wanted = trains(&decoder.embed_tokens);
         let embeddings_wanted = tower_wanted || words_wanted;
@@ -241,11 +243,11 @@ impl Vlm {
         if let Some(table_gradient) = table_gradient {
             each(decoder.embed_tokens.weight.id, flat(table_gradient));
         }
-        if let (Some(vision), Some(seen), Some(merged_gradient)) =
-            (&batch.vision, seen, merged_gradient)
+        if let (Some(tower), Some(vision), Some(seen), Some(merged_gradient)) =
+            (&self.visual, &batch.vision, seen, merged_gradient)
         {
             let output_gradients = (merged_gradient, feature_gradients);
-            self.backward_of_tower(&vision.inputs, seen.inputs, output_gradients, draws, each)?;
+            tower.backward(&vision.inputs, seen.inputs, output_gradients, draws, each)?;
         }
         Ok(loss)
     }
@@ -272,7 +274,9 @@ impl Vlm {
             trace.record_few(|| "logits".into(), hidden, logits);
         }
     }
+}
 
+impl VisionTower {
     /// Computes the tower's output, and with `keeps` also the inputs of its blocks and of the
     /// merger.
     fn see(
@@ -282,23 +286,22 @@ impl Vlm {
         keeps: bool,
         trace: &mut Trace,
     ) -> Result<Seen> {
-        let tower = &self.visual;
-        let (mut kept, mut features) = (Vec::with_capacity(tower.depth() + 1), Vec::new());
-        let mut hidden = tower.first(inputs, trace)?;
-        for index in 0..tower.depth() {
+        let (mut kept, mut features) = (Vec::with_capacity(self.depth() + 1), Vec::new());
+        let mut hidden = self.first(inputs, trace)?;
+        for index in 0..self.depth() {
             if keeps {
                 kept.push(hidden.clone());
             }
-            hidden = tower.block(index, hidden, inputs, draws)?;
+            hidden = self.block(index, hidden, inputs, draws)?;
             trace.record(|| format!("vision.block.{index}.out"), &hidden);
-            if let Some(which) = tower.feature_of(index) {
-                features.push(tower.feature(which, hidden.clone(), draws)?);
+            if let Some(which) = self.feature_of(index) {
+                features.push(self.feature(which, hidden.clone(), draws)?);
             }
         }
         if keeps {
             kept.push(hidden.clone());
         }
-        let merged = tower.merged(hidden, inputs, draws)?;
+        let merged = self.merged(hidden, inputs, draws)?;
         trace.record(|| "vision.merged".into(), &merged);
         Ok(Seen {
             inputs: kept,
@@ -309,7 +312,7 @@ impl Vlm {
 
     /// The gradients of the tower's parameters, from its blocks' inputs and the gradients of its
     /// outputs.
-    fn backward_of_tower(
+    fn backward(
         &self,
         inputs: &VisionInputs,
         mut kept: Vec<Tensor<2>>,
@@ -317,26 +320,25 @@ impl Vlm {
         draws: Option<&Draws>,
         each: &mut dyn FnMut(ParamId, Tensor<1>),
     ) -> Result<()> {
-        let tower = &self.visual;
-        let first = tower.first_trains();
-        let trained = (0..tower.depth()).map(|index| trains(tower.block_at(index)));
+        let first = self.first_trains();
+        let trained = (0..self.depth()).map(|index| trains(self.block_at(index)));
         let wanted = wanted_inputs(first, trained);
         let mut gradient = Some(merged_gradient);
         // Level `index` is the input of block `index`, or of the merger after the last block. The
         // feature of the previous block reads it too.
-        for index in (0..=tower.depth()).rev() {
+        for index in (0..=self.depth()).rev() {
             let Some(input) = kept.pop() else {
                 break;
             };
             let input = leaf(input, wanted[index]);
             let which = index
                 .checked_sub(1)
-                .and_then(|block| tower.feature_of(block));
+                .and_then(|block| self.feature_of(block));
             let feature_gradient =
                 which.and_then(|which| Some((which, feature_gradients.get(which)?.clone()?)));
             let of_feature = match feature_gradient {
                 Some((which, feature_gradient)) => {
-                    let feature = tower.feature(which, input.clone(), draws)?;
+                    let feature = self.feature(which, input.clone(), draws)?;
                     Some(GradientSource::new(feature, feature_gradient)?)
                 }
                 None => None,
@@ -346,12 +348,12 @@ impl Vlm {
                 None => input.clone(),
             };
             let of_output = match gradient.take() {
-                Some(output_gradient) if index == tower.depth() => {
-                    let merged = tower.merged(read, inputs, draws)?;
+                Some(output_gradient) if index == self.depth() => {
+                    let merged = self.merged(read, inputs, draws)?;
                     Some(GradientSource::new(merged, output_gradient)?)
                 }
                 Some(output_gradient) => {
-                    Some(tower.block_source(index, read, inputs, draws, output_gradient)?)
+                    Some(self.block_source(index, read, inputs, draws, output_gradient)?)
                 }
                 None => None,
             };
@@ -359,14 +361,14 @@ impl Vlm {
             let tracked: Vec<_> = sources.filter(GradientSource::is_tracked).collect();
             if !tracked.is_empty() {
                 let mut gradients = backward_from(tracked);
-                collect(tower, &mut gradients, each);
+                collect(self, &mut gradients, each);
                 gradient = input.grad_remove(&mut gradients);
             }
         }
         if let Some(output_gradient) = gradient {
-            let output = tower.first(inputs, &mut Trace::off())?;
+            let output = self.first(inputs, &mut Trace::off())?;
             let mut gradients = backward_from([GradientSource::new(output, output_gradient)?]);
-            collect(tower, &mut gradients, each);
+            collect(self, &mut gradients, each);
         }
         Ok(())
     }

@@ -20,6 +20,8 @@ pub struct Batch {
     pub(crate) input_ids: Tensor<2, Int>,
     pub(crate) angles: RotaryAngles,
     pub(crate) attention: Attention,
+    /// Attention of layers with a window, if it hides a token.
+    pub(crate) window: Option<Attention>,
     pub(crate) recurrence: Option<Recurrence>,
     pub(crate) vision: Option<VisionBatch>,
     pub(crate) attended: Vec<bool>,
@@ -53,6 +55,7 @@ impl Batch {
         Common {
             angles: &self.angles,
             attention: &self.attention,
+            window: self.window.as_ref(),
             recurrence: self.recurrence.as_ref(),
             draw: draws.map(|draws| &draws.tokens[..]),
         }

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde::de::value::MapDeserializer;
 use serde_json::Value;
-use vlm_family::Family;
+use vlm_family::{Family, TowerParts, VisionParts, WindowedLayers};
 
 use crate::error::{Result, VlmError};
 use crate::file;
@@ -72,16 +72,12 @@ pub struct VlmConfig {
     pub(crate) family: &'static Family,
     /// The language decoder.
     pub text: TextConfig,
-    /// The vision tower.
-    pub vision: VisionConfig,
+    /// The vision tower; `None` for a model of text alone.
+    pub vision: Option<VisionConfig>,
     /// The rules that compute position ids from a prompt.
     pub position_rules: PositionRules,
     /// The implementation of the rotation.
     pub implementation: Implementation,
-    /// The placeholder token of a merged patch of an image.
-    pub image_token: i64,
-    /// The placeholder token of a merged patch of a video.
-    pub video_token: i64,
     /// True if the word embeddings are also the matrix of the output head.
     pub tied: bool,
     /// True if padding predicts the first token of its row and has labels, as in transformers.
@@ -121,10 +117,23 @@ pub struct TextConfig {
     pub unit_offset: bool,
     /// True if the output of attention is gated, by additional outputs of q's matrix.
     pub output_gate: bool,
+    /// True if the linear layers of the feed-forward networks have a bias.
+    pub mlp_bias: bool,
     /// The layers with a state, if any.
     pub delta: Option<DeltaConfig>,
+    /// Attention over the last tokens, if any layer has it.
+    pub window: Option<SlidingWindow>,
     /// The rotation of q and k.
     pub rotation: RotarySpec,
+}
+
+/// Layers of a decoder whose queries see only the last tokens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlidingWindow {
+    /// The number of visible tokens, with the query's own.
+    pub tokens: usize,
+    /// Layers that attend to all earlier tokens.
+    pub full_attention_layers: Vec<usize>,
 }
 
 /// The layers of a decoder that have a state. Each token reads and writes it by the gated delta
@@ -148,6 +157,10 @@ pub struct DeltaConfig {
 /// The vision tower.
 #[derive(Clone, Debug)]
 pub struct VisionConfig {
+    /// The placeholder token of a merged patch of an image.
+    pub image_token: i64,
+    /// The placeholder token of a merged patch of a video.
+    pub video_token: i64,
     /// Blocks.
     pub depth: usize,
     /// Channels of the residual stream.
@@ -218,6 +231,10 @@ struct RawFamily {
 #[derive(Deserialize)]
 struct RawTop {
     tie_word_embeddings: Option<bool>,
+}
+
+#[derive(Deserialize)]
+struct RawPlaceholders {
     image_token_id: i64,
     video_token_id: i64,
 }
@@ -232,8 +249,8 @@ struct RawText {
     num_key_value_heads: Option<usize>,
     rms_norm_eps: f64,
     attention_bias: Option<bool>,
+    mlp_bias: Option<bool>,
     hidden_act: Option<String>,
-    use_sliding_window: Option<bool>,
     attention_dropout: Option<f64>,
     tie_word_embeddings: Option<bool>,
 }
@@ -243,6 +260,24 @@ struct RawText {
 enum LayerType {
     FullAttention,
     LinearAttention,
+}
+
+/// The tokens that a layer attends to.
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
+enum Reach {
+    #[serde(rename = "full_attention")]
+    All,
+    #[serde(rename = "sliding_attention")]
+    Window,
+}
+
+/// The keys of a decoder with windows.
+#[derive(Deserialize)]
+struct RawWindow {
+    use_sliding_window: Option<bool>,
+    sliding_window: Option<usize>,
+    max_window_layers: Option<usize>,
+    layer_types: Option<Vec<Reach>>,
 }
 
 /// The keys of a decoder with states.
@@ -345,23 +380,20 @@ impl VlmConfig {
         let raw_text: RawText = read(text_part, text)?;
         let states = family.text.has_states.then(|| read(text_part, text));
         let states: Option<RawStates> = states.transpose()?;
-        let raw_vision: RawVision = read(
-            "vision_config",
-            value.get("vision_config").unwrap_or(&Value::Null),
-        )?;
+        let window = match family.text.windows {
+            WindowedLayers::None => None,
+            which => SlidingWindow::new(which, read(text_part, text)?, raw_text.num_hidden_layers),
+        };
+        let parts = family.vision.as_ref();
+        let vision = parts.map(|parts| VisionConfig::read(family, parts, &value, json));
         let tied = top.tie_word_embeddings.or(raw_text.tie_word_embeddings);
+        let rotation = RotarySpec::from_hf_config(json)?;
         let config = Self {
             family,
-            text: TextConfig::new(family, raw_text, states, RotarySpec::from_hf_config(json)?)?,
-            vision: VisionConfig::new(
-                family,
-                raw_vision,
-                RotarySpec::from_hf_vision_config(json)?,
-            )?,
+            text: TextConfig::new(family, raw_text, states, window, rotation)?,
+            vision: vision.transpose()?,
             position_rules: PositionRules::from_hf_config(json)?,
             implementation: Implementation::Fused,
-            image_token: top.image_token_id,
-            video_token: top.video_token_id,
             tied: tied.unwrap_or(false),
             padding_predicts: false,
         };
@@ -396,6 +428,7 @@ impl TextConfig {
         family: &Family,
         raw: RawText,
         states: Option<RawStates>,
+        window: Option<SlidingWindow>,
         rotation: RotarySpec,
     ) -> Result<Self> {
         if let Some(found) = raw.hidden_act.filter(|act| act != "silu") {
@@ -403,13 +436,6 @@ impl TextConfig {
                 key: "text hidden_act",
                 found: format!("{found:?}"),
                 expected: "\"silu\"",
-            });
-        }
-        if raw.use_sliding_window == Some(true) {
-            return Err(VlmError::Unsupported {
-                key: "use_sliding_window",
-                found: "true".to_owned(),
-                expected: "false, as in the published checkpoints",
             });
         }
         if let Some(found) = raw.attention_dropout.filter(|share| *share != 0.0) {
@@ -434,10 +460,34 @@ impl TextConfig {
             joined_gate: family.text.joined_gate,
             unit_offset: family.text.has_states,
             output_gate: family.text.has_states,
+            mlp_bias: raw.mlp_bias == Some(true),
+            window,
             delta: states
                 .map(|states| DeltaConfig::new(states, raw.num_hidden_layers))
                 .transpose()?,
             rotation,
+        })
+    }
+}
+
+impl SlidingWindow {
+    /// The layers with a window, if any.
+    fn new(which: WindowedLayers, raw: RawWindow, layers: usize) -> Option<Self> {
+        let is_listed = which == WindowedLayers::Listed;
+        let tokens = raw.sliding_window;
+        let tokens = tokens.filter(|_| !is_listed || raw.use_sliding_window == Some(true))?;
+        // The rotation has already checked that each layer has a type.
+        let attends_to_all = |index: &usize| match &raw.layer_types {
+            _ if !is_listed => false,
+            Some(stated) => stated.get(*index) != Some(&Reach::Window),
+            None => raw.max_window_layers.is_some_and(|first| *index < first),
+        };
+        // More layers are refused with the other sizes.
+        let layers = 0..layers.min(MAX_LAYERS);
+        let has_any = !layers.clone().all(|index| attends_to_all(&index));
+        has_any.then(|| Self {
+            tokens,
+            full_attention_layers: layers.filter(attends_to_all).collect(),
         })
     }
 }
@@ -488,7 +538,7 @@ impl RawVision {
     }
 
     /// Channels inside the feed-forward networks of the blocks, and inside that of the merger.
-    fn inner_channels(&self, family: &Family) -> Result<(usize, usize)> {
+    fn inner_channels(&self, tower: &TowerParts) -> Result<(usize, usize)> {
         let (hidden_size, out_hidden_size) = self.channels()?;
         let stated = match (self.intermediate_size, self.mlp_ratio) {
             (Some(size), _) => size,
@@ -496,7 +546,7 @@ impl RawVision {
             (None, None) => return Err(missing("intermediate_size")),
         };
         // GLM-4.1V has the same number of channels inside the blocks as after them.
-        if family.tower.downsamples {
+        if tower.downsamples {
             return Ok((out_hidden_size, stated));
         }
         let side = self.spatial_merge_size;
@@ -529,7 +579,7 @@ impl RawVision {
     }
 
     /// The side of the grid of learned positions.
-    fn position_grid(&self, family: &Family) -> Result<Option<usize>> {
+    fn position_grid(&self, tower: &TowerParts) -> Result<Option<usize>> {
         match (self.num_position_embeddings, self.image_size) {
             (Some(count), _) if count == 0 || count.isqrt().pow(2) != count => {
                 Err(VlmError::Unsupported {
@@ -539,21 +589,27 @@ impl RawVision {
                 })
             }
             (Some(count), _) => Ok(Some(count.isqrt())),
-            (None, Some(size)) if family.tower.downsamples => {
-                Ok(Some(size / self.patch_size.max(1)))
-            }
+            (None, Some(size)) if tower.downsamples => Ok(Some(size / self.patch_size.max(1))),
             (None, _) => Ok(None),
         }
     }
 }
 
 impl VisionConfig {
-    fn new(family: &Family, raw: RawVision, rotation: RotarySpec) -> Result<Self> {
+    /// Reads the tower of a whole configuration, which is also given as text.
+    fn read(family: &Family, parts: &VisionParts, whole: &Value, json: &str) -> Result<Self> {
+        let tower = &parts.tower;
+        let placeholders: RawPlaceholders = read("config.json", whole)?;
+        let raw = whole.get("vision_config").unwrap_or(&Value::Null);
+        let raw: RawVision = read("vision_config", raw)?;
+        let rotation = RotarySpec::from_hf_vision_config(json)?;
         let (hidden_size, out_hidden_size) = raw.channels()?;
-        let (intermediate_size, merger_size) = raw.inner_channels(family)?;
-        let norm_eps = raw.rms_norm_eps.filter(|_| family.tower.downsamples);
-        let qkv_bias = raw.attention_bias.filter(|_| family.tower.downsamples);
+        let (intermediate_size, merger_size) = raw.inner_channels(tower)?;
+        let norm_eps = raw.rms_norm_eps.filter(|_| tower.downsamples);
+        let qkv_bias = raw.attention_bias.filter(|_| tower.downsamples);
         Ok(Self {
+            image_token: placeholders.image_token_id,
+            video_token: placeholders.video_token_id,
             depth: raw.depth,
             hidden_size,
             intermediate_size,
@@ -567,17 +623,17 @@ impl VisionConfig {
                 raw.patch_size,
             ],
             spatial_merge: raw.spatial_merge_size,
-            rms_norm: family.tower.rms_norm,
+            rms_norm: tower.rms_norm,
             norm_eps: norm_eps.unwrap_or(VISION_NORM_EPS),
-            gated: family.tower.gated,
-            patch_bias: family.tower.patch_bias,
-            qkv_bias: qkv_bias.unwrap_or(family.tower.bias),
-            bias: family.tower.bias,
-            downsamples: family.tower.downsamples,
+            gated: tower.gated,
+            patch_bias: tower.patch_bias,
+            qkv_bias: qkv_bias.unwrap_or(tower.bias),
+            bias: tower.bias,
+            downsamples: tower.downsamples,
             activation: raw.hidden_act,
             windows: raw.windows()?,
-            position_grid: raw.position_grid(family)?,
-            interpolation: if family.tower.downsamples {
+            position_grid: raw.position_grid(tower)?,
+            interpolation: if tower.downsamples {
                 Interpolation::Bicubic
             } else {
                 Interpolation::Bilinear

@@ -8,7 +8,7 @@ use burn_attention::{GradientSource, has_adapter_kernels, stand_in};
 use rope_burn::{Implementation, Rotary, RotaryAngles, RotaryConfig};
 use rope_core::{HeadNorm, Layout, Positions};
 
-use crate::config::{DeltaConfig, TextConfig};
+use crate::config::{DeltaConfig, SlidingWindow, TextConfig};
 use crate::delta::DeltaAttention;
 use crate::error::Result;
 use crate::layers::{
@@ -28,6 +28,9 @@ pub(crate) struct Decoder {
     /// The width of the convolutions of its layers with a state, if any.
     #[module(skip)]
     pub(crate) taps: Option<usize>,
+    /// The visible tokens of layers with a window, if any.
+    #[module(skip)]
+    pub(crate) window: Option<usize>,
 }
 
 impl TextConfig {
@@ -44,6 +47,7 @@ impl TextConfig {
             norm: self.norm(self.hidden_size, device),
             rotary,
             taps: self.delta.as_ref().map(|delta| delta.taps),
+            window: self.window.as_ref().map(|window| window.tokens),
         })
     }
 
@@ -61,6 +65,11 @@ impl Decoder {
     /// cos and sin of a step's tokens, for all layers.
     pub(crate) fn angles(&self, positions: &Positions, device: &Device) -> Result<RotaryAngles> {
         Ok(self.rotary.try_angles(positions, device)?)
+    }
+
+    /// The axes of its positions.
+    pub(crate) fn axes(&self) -> usize {
+        self.rotary.spec().axis_count()
     }
 
     /// Prepares the norms of heads for a pass: their weights become f32 together. With wide
@@ -159,7 +168,7 @@ impl Layer {
             input_layernorm: norm(),
             self_attn: linear_attn
                 .is_none()
-                .then(|| SelfAttention::new(config, rotary, device)),
+                .then(|| SelfAttention::new(config, index, rotary, device)),
             linear_attn,
             post_self_attn_layernorm: output_norm(),
             post_attention_layernorm: norm(),
@@ -172,7 +181,7 @@ impl Layer {
                 } else {
                     Gate::Own
                 },
-                bias: false,
+                bias: config.mlp_bias,
                 activation: Activation::Silu,
             }
             .init(device),
@@ -295,14 +304,17 @@ struct SelfAttention {
     kv_heads: usize,
     /// True if `q_proj` also computes a gate on the output, after q in each head.
     output_gate: bool,
+    /// True if queries see only the last tokens.
+    has_window: bool,
 }
 
 impl SelfAttention {
-    fn new(config: &TextConfig, rotary: &Rotary, device: &Device) -> Self {
+    fn new(config: &TextConfig, index: usize, rotary: &Rotary, device: &Device) -> Self {
         let head_dim = config.rotation.head_dim();
         let (hidden_size, bias) = (config.hidden_size, config.attention_bias);
         let biased = |heads: usize| Linear::new(hidden_size, heads * head_dim, bias, device);
         let head_norm = || config.qk_norm.then(|| config.norm(head_dim, device));
+        let has_window = |window: &SlidingWindow| !window.full_attention_layers.contains(&index);
         let q_parts = if config.output_gate { 2 } else { 1 };
         Self {
             q_proj: biased(q_parts * config.heads),
@@ -321,6 +333,7 @@ impl SelfAttention {
             heads: config.heads,
             kv_heads: config.kv_heads,
             output_gate: config.output_gate,
+            has_window: config.window.as_ref().is_some_and(has_window),
         }
     }
 
@@ -335,9 +348,11 @@ impl SelfAttention {
         let Common {
             angles,
             attention,
+            window,
             draw,
             ..
         } = common;
+        let attention = window.filter(|_| self.has_window).unwrap_or(attention);
         let layers = [&self.q_proj, &self.k_proj, &self.v_proj];
         let [q, k, v] = Linear::forward_together(layers, hidden, draw)?;
         let (q, gate) = self.split_gate(heads(q, self.heads));

@@ -29,6 +29,32 @@ pub struct KvCache {
     next: Vec<i64>,
 }
 
+impl KvCache {
+    /// True if a row has more tokens than a window.
+    fn exceeds(&self, window: usize) -> bool {
+        self.attended.first().is_some_and(|row| row.len() > window)
+    }
+
+    /// Attention of the last token of each row to all its tokens, or to as many as a window has.
+    /// Padding, which may stand between them, is neither seen nor counted.
+    fn attention(&self, window: Option<usize>) -> Result<Attention> {
+        let mut attended = self.attended.clone();
+        for row in &mut attended {
+            let tokens = row.iter_mut().rev().filter(|token| **token);
+            tokens
+                .skip(window.unwrap_or(usize::MAX))
+                .for_each(|token| *token = false);
+        }
+        let (rows, attended) = (attended.len(), attended.concat());
+        let rules = MaskRules {
+            attended: Some(&attended),
+            ..Default::default()
+        };
+        let mask = AttentionMask::new(&rules, rows, 1, attended.len() / rows.max(1))?;
+        Ok(Attention::new(mask))
+    }
+}
+
 impl Vlm {
     /// Processes a prompt. Returns the logits of each row's first new token, `[rows, vocab_size]`,
     /// and the cache.
@@ -77,25 +103,26 @@ impl Vlm {
         }
         self.expect_tokens(tokens.iter().copied().enumerate())?;
         let device = self.device();
-        let axes = 3;
+        let axes = self.language_model.axes();
         let positions = Positions::new(axes, &cache.next.repeat(axes))?;
         let angles = self.language_model.angles(&positions, &device)?;
         for (attended, next) in cache.attended.iter_mut().zip(&mut cache.next) {
             attended.push(true);
             *next += 1;
         }
-        // The new token of each row attends to all keys except padding.
-        let attended = cache.attended.concat();
-        let rules = MaskRules {
-            attended: Some(&attended),
-            ..Default::default()
-        };
-        let mask = AttentionMask::new(&rules, rows, 1, attended.len() / rows.max(1))?;
+        let attention = cache.attention(None)?;
+        let window = self
+            .language_model
+            .window
+            .filter(|tokens| cache.exceeds(*tokens));
+        let window = window.map(|tokens| cache.attention(Some(tokens)));
+        let window = window.transpose()?;
         let input_ids = ints(tokens.iter().copied(), &device).reshape([rows, 1]);
         let words = self.language_model.embed_tokens.forward(input_ids);
         let common = Common {
             angles: &angles,
-            attention: &Attention::new(mask),
+            attention: &attention,
+            window: window.as_ref(),
             recurrence: None,
             draw: None,
         };

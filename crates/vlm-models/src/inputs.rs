@@ -1,7 +1,7 @@
 //! Converts a prompt to tensors.
 
 use burn::tensor::{Device, Tensor};
-use burn_attention::{Attention, AttentionMask, MaskRules, Sequences};
+use burn_attention::{Attention, AttentionMask, MaskRules, Sequences, Window};
 use rope_core::position_ids::{Prompt, Rows};
 
 use crate::batch::{Batch, VisionBatch, sequences};
@@ -62,6 +62,17 @@ impl Vlm {
             attended: Some(&attended),
             ..Default::default()
         };
+        // No other window hides anything.
+        let window = self.language_model.window;
+        let window = window.filter(|tokens| sequences.iter().any(|row| row.len() > *tokens));
+        let window = window.map(|tokens| {
+            let window = Some(Window {
+                before: tokens - 1,
+                after: 0,
+            });
+            let rules = MaskRules { window, ..rules };
+            AttentionMask::new(&rules, rows, seq, seq)
+        });
         let recurrence = match self.language_model.taps {
             Some(taps) => {
                 let sequences = match rules.cu_seqlens {
@@ -79,6 +90,7 @@ impl Vlm {
                 .language_model
                 .angles(&position_ids.positions()?, &device)?,
             attention: Attention::new(AttentionMask::new(&rules, rows, seq, seq)?),
+            window: window.transpose()?.map(Attention::new),
             vision: self.vision_batch(inputs, &device)?,
             attended,
             sequences,
@@ -103,20 +115,23 @@ impl Vlm {
 
     fn vision_batch(&self, inputs: &Inputs, device: &Device) -> Result<Option<VisionBatch>> {
         let prompt = &inputs.prompt;
+        let [patch_elems, merged_patches] = match &self.visual {
+            Some(tower) => [tower.patch_elems(), tower.merged_patches()],
+            None => [0, 1],
+        };
         let (images, videos) = (&inputs.image_patches, &inputs.video_patches);
         let kinds = [
             ("image", prompt.image_grids, images),
             ("video", prompt.video_grids, videos),
         ];
+        let known = self.placeholders();
         let video_tokens = self.position_rules.video_tokens(prompt)?;
         let (mut patches, mut grids, mut placeholders) = (Vec::new(), Vec::new(), Vec::new());
         for (kind, its_grids, its_patches) in kinds {
             let sizes = its_grids.iter().map(|grid| grid.iter().product::<usize>());
             let count: usize = sizes.sum();
-            let expected = [count, self.patch_elems];
-            let found = its_patches
-                .as_ref()
-                .map_or([0, self.patch_elems], |x| x.dims());
+            let expected = [count, patch_elems];
+            let found = its_patches.as_ref().map_or([0, patch_elems], |x| x.dims());
             if found != expected {
                 return Err(VlmError::Patches {
                     kind,
@@ -127,11 +142,11 @@ impl Vlm {
             }
             let before = placeholders.len();
             let is_kind = |(index, id): (usize, &i64)| {
-                let is_placeholder = [self.image_token, self.video_token].contains(id);
+                let is_placeholder = known.is_some_and(|known| known.contains(id));
                 (is_placeholder && video_tokens[index] == (kind == "video")).then_some(index)
             };
             placeholders.extend(prompt.input_ids.iter().enumerate().filter_map(is_kind));
-            let (expected, found) = (count / self.merged_patches, placeholders.len() - before);
+            let (expected, found) = (count / merged_patches, placeholders.len() - before);
             if expected != found {
                 return Err(VlmError::Placeholders {
                     kind,
@@ -143,19 +158,19 @@ impl Vlm {
             patches.extend(its_patches.clone());
             grids.extend_from_slice(its_grids);
         }
-        if placeholders.is_empty() {
+        let Some(tower) = self.visual.as_ref().filter(|_| !placeholders.is_empty()) else {
             return Ok(None);
-        }
+        };
         let tokens = prompt.input_ids.len();
         let mut sources: Vec<i64> = (0..tokens as i64).collect();
         for (merged, token) in placeholders.iter().enumerate() {
             sources[*token] = (tokens + merged) as i64;
         }
         let patches = Tensor::cat(patches, 0).to_device(device).cast(self.dtype());
-        let inputs = self.visual.inputs(patches, &grids)?;
+        let inputs = tower.inputs(patches, &grids)?;
         Ok(Some(VisionBatch {
             order: inputs.in_order(&placeholders),
-            group: self.merged_patches as u64,
+            group: merged_patches as u64,
             inputs,
             placeholders: indices(placeholders, device),
             sources: ints(sources.into_iter(), device),

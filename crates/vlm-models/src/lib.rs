@@ -62,7 +62,9 @@ mod whole;
 pub use backward::Backward;
 pub use batch::Batch;
 pub use burn_attention::has_linear_kernel;
-pub use config::{DeltaConfig, Interpolation, TextConfig, VisionConfig, VisionWindows, VlmConfig};
+pub use config::{
+    DeltaConfig, Interpolation, SlidingWindow, TextConfig, VisionConfig, VisionWindows, VlmConfig,
+};
 pub use error::{Result, VlmError};
 pub use generate::{GenerateOptions, GenerationConfig, KvCache, Sampling};
 pub use inputs::Inputs;

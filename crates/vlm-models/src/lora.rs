@@ -12,7 +12,8 @@ use crate::model::Vlm;
 use crate::names::{ModulePath, Remap as _, class_name};
 use crate::random::Stream;
 use crate::trace::Sampled;
-use crate::trained::{LAYERS, LoraConfig, ModelPart, Target, TrainedWeights};
+use crate::trained::{LoraConfig, ModelPart, Target, TrainedWeights};
+use crate::vision::VisionTower;
 use crate::whole::Weight;
 
 /// A parameter that is trained.
@@ -183,12 +184,12 @@ impl Vlm {
             });
         }
         let names = self.linear_names();
-        let is_in_layers = |name: &str| match layer_of(name) {
+        let is_in_layers = |path: &str| match layer_of(path) {
             Some(layer) => config.layers.is_empty() || config.layers.contains(&layer),
             None => true,
         };
-        let is_in_parts = |(path, name): &&(String, String)| {
-            config.parts.contains(&ModelPart::of(path)) && is_in_layers(name)
+        let is_in_parts = |(path, _): &&(String, String)| {
+            config.parts.contains(&ModelPart::of(path)) && is_in_layers(path)
         };
         let candidates: Vec<_> = names.iter().filter(is_in_parts).collect();
         let targets: Vec<_> = config
@@ -271,7 +272,7 @@ impl Vlm {
 
     /// The linear layers except the output head, by name in the module.
     pub(crate) fn linears(&mut self) -> Vec<(String, &mut Linear)> {
-        let visual = self.visual.linears();
+        let visual = self.visual.iter_mut().flat_map(VisionTower::linears);
         let visual = visual.map(|(name, linear)| (format!("visual.{name}"), linear));
         let layers = self.language_model.layers.iter_mut().enumerate();
         let decoder = layers.flat_map(|(index, layer)| {
@@ -295,9 +296,10 @@ impl Vlm {
     }
 }
 
-/// The index of the decoder layer of a linear layer, by its name in transformers.
-fn layer_of(name: &str) -> Option<usize> {
-    let (index, _) = name.strip_prefix(LAYERS)?.split_once('.')?;
+/// The index of the decoder layer of a linear layer, by its name in the module.
+fn layer_of(path: &str) -> Option<usize> {
+    let layer = path.strip_prefix("language_model.layers.")?;
+    let (index, _) = layer.split_once('.')?;
     index.parse().ok()
 }
 

@@ -28,17 +28,12 @@ pub(crate) const HEAD: &str = "lm_head.weight";
 /// weights.
 #[derive(Module, Debug)]
 pub struct Vlm {
-    pub(crate) visual: VisionTower,
+    /// The vision tower; `None` for a model of text alone.
+    pub(crate) visual: Option<VisionTower>,
     pub(crate) language_model: Decoder,
     /// The output head; `None` if it shares the matrix of the word embeddings.
     pub(crate) lm_head: Option<Linear>,
     pub(crate) vocab_size: usize,
-    pub(crate) patch_elems: usize,
-    pub(crate) merged_patches: usize,
-    #[module(skip)]
-    pub(crate) image_token: i64,
-    #[module(skip)]
-    pub(crate) video_token: i64,
     #[module(skip)]
     pub(crate) position_rules: PositionRules,
     #[module(skip)]
@@ -67,15 +62,13 @@ impl VlmConfig {
                 .with_bias(false)
                 .init(device)
         };
+        let tower = self.vision.as_ref();
+        let tower = tower.map(|tower| tower.init(self.implementation, device));
         Ok(Vlm {
-            visual: self.vision.init(self.implementation, device)?,
+            visual: tower.transpose()?,
             language_model: text.init(self.implementation, device)?,
             lm_head: (!self.tied).then(head),
             vocab_size: text.vocab_size,
-            patch_elems: self.vision.patch_elems(),
-            merged_patches: self.vision.merged_patches(),
-            image_token: self.image_token,
-            video_token: self.video_token,
             position_rules: self.position_rules,
             padding_predicts: self.padding_predicts,
             family: self.family,
@@ -91,9 +84,10 @@ impl Vlm {
         self.language_model.embed_tokens.weight.device()
     }
 
-    /// The placeholder tokens of a merged patch of a picture and of a video.
-    pub fn placeholders(&self) -> [i64; 2] {
-        [self.image_token, self.video_token]
+    /// The placeholder tokens of a merged patch of a picture and of a video; none for a model of
+    /// text alone.
+    pub fn placeholders(&self) -> Option<[i64; 2]> {
+        self.visual.as_ref().map(VisionTower::placeholders)
     }
 
     /// True for each placeholder of a video in a prompt.
@@ -138,9 +132,9 @@ impl Vlm {
         trace: &mut Trace,
     ) -> Result<Tensor<3>> {
         let model = self.for_pass(false);
-        let seen = match &batch.vision {
-            Some(vision) => Some(model.visual.forward(&vision.inputs, draws, trace)?),
-            None => None,
+        let seen = match (&model.visual, &batch.vision) {
+            (Some(tower), Some(vision)) => Some(tower.forward(&vision.inputs, draws, trace)?),
+            _ => None,
         };
         let (merged, features) = seen.map(|seen| (seen.merged, seen.deepstack)).unzip();
         let embeddings = self.embeddings(batch, merged);

@@ -33,11 +33,14 @@ impl Remap for Names {
     }
 
     fn to_checkpoint(&self) -> KeyRemapper {
-        named(self, self.visual, self.text)
+        named(self, self.visual.unwrap_or_default(), self.text)
     }
 
     fn to_class(&self) -> KeyRemapper {
-        named(self, "model.visual.", "model.language_model.")
+        match self.visual {
+            Some(_) => named(self, "model.visual.", "model.language_model."),
+            None => self.to_checkpoint(),
+        }
     }
 }
 
@@ -174,7 +177,12 @@ fn as_in_pytorch(name: &str) -> String {
 mod tests {
     use super::*;
 
-    const PAIRS: [[&str; 3]; 14] = [
+    const PAIRS: [[&str; 3]; 15] = [
+        [
+            "llama",
+            "model.layers.1.mlp.gate_proj.weight",
+            "language_model.layers.1.mlp.gate_proj.weight",
+        ],
         [
             "qwen2_vl",
             "visual.blocks.3.mlp.fc1.weight",

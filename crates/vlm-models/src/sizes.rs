@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use crate::config::{MAX_LAYERS, VlmConfig};
+use crate::config::{MAX_LAYERS, TextConfig, VisionConfig, VlmConfig};
 use crate::error::{Result, VlmError};
 
 // Limits make a wrong number an error rather than a panic or an excessive allocation.
@@ -58,7 +58,8 @@ impl VlmConfig {
                 });
             }
         }
-        for epsilon in [self.text.rms_norm_eps, self.vision.norm_eps] {
+        let of_tower = self.vision.as_ref().map(|vision| vision.norm_eps);
+        for epsilon in of_tower.into_iter().chain([self.text.rms_norm_eps]) {
             if !(epsilon.is_finite() && epsilon > 0.0) {
                 return Err(VlmError::Unsupported {
                     key: "rms_norm_eps",
@@ -85,27 +86,18 @@ impl VlmConfig {
     }
 
     fn ranges(&self) -> Vec<(Size, Range)> {
-        let (text, vision) = (&self.text, &self.vision);
+        let text = &self.text;
         let mut ranges = vec![
             (("vocab_size", text.vocab_size), SIZE),
             (("hidden_size", text.hidden_size), SIZE),
             (("intermediate_size", text.intermediate_size), SIZE),
             (("num_hidden_layers", text.layers), LAYERS),
             (("num_attention_heads", text.heads), SIZE),
-            (("vision depth", vision.depth), LAYERS),
-            (("vision hidden_size", vision.hidden_size), SIZE),
-            (("vision intermediate_size", vision.intermediate_size), SIZE),
-            (("vision intermediate_size", vision.merger_size), SIZE),
-            (("num_heads", vision.heads), SIZE),
-            (("in_channels", vision.patch[0]), OF_PATCH),
-            (("temporal_patch_size", vision.patch[1]), OF_PATCH),
-            (("patch_size", vision.patch[2]), OF_PATCH),
-            (("spatial_merge_size", vision.spatial_merge), OF_PATCH),
         ];
-        if let Some(side) = vision.position_grid {
-            let cells = side.saturating_mul(side);
-            ranges.push((("num_position_embeddings", cells), SIZE));
+        if let Some(window) = &text.window {
+            ranges.push((("sliding_window", window.tokens), SIZE));
         }
+        ranges.extend(self.vision.iter().flat_map(VisionConfig::ranges));
         if let Some(delta) = &text.delta {
             ranges.extend([
                 (("linear_num_key_heads", delta.key_heads), SIZE),
@@ -119,8 +111,52 @@ impl VlmConfig {
     }
 
     fn rules(&self) -> Vec<Rule> {
+        use Relation::IsMultipleOf;
+        let text = &self.text;
+        let mut rules = vec![Rule {
+            left: ("num_attention_heads", text.heads),
+            relation: IsMultipleOf,
+            right: ("num_key_value_heads", text.kv_heads),
+            reason: "each key head serves the same number of query heads",
+        }];
+        if let Some(vision) = &self.vision {
+            rules.extend(vision.rules(text));
+        }
+        if let Some(delta) = &text.delta {
+            rules.push(Rule {
+                left: ("linear_num_value_heads", delta.heads),
+                relation: IsMultipleOf,
+                right: ("linear_num_key_heads", delta.key_heads),
+                reason: "each key head serves the same number of value heads",
+            });
+        }
+        rules
+    }
+}
+
+impl VisionConfig {
+    fn ranges(&self) -> Vec<(Size, Range)> {
+        let mut ranges = vec![
+            (("vision depth", self.depth), LAYERS),
+            (("vision hidden_size", self.hidden_size), SIZE),
+            (("vision intermediate_size", self.intermediate_size), SIZE),
+            (("vision intermediate_size", self.merger_size), SIZE),
+            (("num_heads", self.heads), SIZE),
+            (("in_channels", self.patch[0]), OF_PATCH),
+            (("temporal_patch_size", self.patch[1]), OF_PATCH),
+            (("patch_size", self.patch[2]), OF_PATCH),
+            (("spatial_merge_size", self.spatial_merge), OF_PATCH),
+        ];
+        if let Some(side) = self.position_grid {
+            let cells = side.saturating_mul(side);
+            ranges.push((("num_position_embeddings", cells), SIZE));
+        }
+        ranges
+    }
+
+    /// The relations of the tower's sizes to each other and to those of the decoder.
+    fn rules(&self, text: &TextConfig) -> Vec<Rule> {
         use Relation::{Equals, IsAtMost, IsBelow, IsMultipleOf};
-        let (text, vision) = (&self.text, &self.vision);
         let rule = |left, relation, right, reason| Rule {
             left,
             relation,
@@ -129,47 +165,33 @@ impl VlmConfig {
         };
         let mut rules = vec![
             rule(
-                ("num_attention_heads", text.heads),
+                ("vision hidden_size", self.hidden_size),
                 IsMultipleOf,
-                ("num_key_value_heads", text.kv_heads),
-                "each key head serves the same number of query heads",
-            ),
-            rule(
-                ("vision hidden_size", vision.hidden_size),
-                IsMultipleOf,
-                ("num_heads", vision.heads),
+                ("num_heads", self.heads),
                 "channels divide into heads",
             ),
             rule(
-                ("out_hidden_size", vision.out_hidden_size),
+                ("out_hidden_size", self.out_hidden_size),
                 Equals,
                 ("text hidden_size", text.hidden_size),
                 "merged patches take the place of word embeddings",
             ),
             rule(
-                ("deepstack_visual_indexes", vision.deepstack.len()),
+                ("deepstack_visual_indexes", self.deepstack.len()),
                 IsAtMost,
                 ("num_hidden_layers", text.layers),
                 "each feature joins a layer",
             ),
         ];
-        let full = vision.windows.as_ref();
+        let full = self.windows.as_ref();
         let full = full.map_or(&[][..], |windows| &windows.full_attention_blocks);
         for (key, blocks) in [
-            ("deepstack_visual_indexes", &vision.deepstack[..]),
+            ("deepstack_visual_indexes", &self.deepstack[..]),
             ("fullatt_block_indexes", full),
         ] {
-            let depth = ("depth", vision.depth);
+            let depth = ("depth", self.depth);
             let blocks = blocks.iter().map(|block| (key, *block));
             rules.extend(blocks.map(|block| rule(block, IsBelow, depth, "blocks count from 0")));
-        }
-        if let Some(delta) = &text.delta {
-            rules.push(rule(
-                ("linear_num_value_heads", delta.heads),
-                IsMultipleOf,
-                ("linear_num_key_heads", delta.key_heads),
-                "each key head serves the same number of value heads",
-            ));
         }
         rules
     }

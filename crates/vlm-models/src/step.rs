@@ -12,6 +12,8 @@ use crate::linear::Draw;
 pub(crate) struct Common<'a> {
     pub(crate) angles: &'a RotaryAngles,
     pub(crate) attention: &'a Attention,
+    /// Attention of layers with a window, if it hides a token.
+    pub(crate) window: Option<&'a Attention>,
     /// The sequence structure of the step's tokens, for layers with a state; `None` when a cache
     /// advances by one token.
     pub(crate) recurrence: Option<&'a Recurrence>,

@@ -106,8 +106,10 @@ impl<'a> Streamed<'a> {
         let (table, head) = (rows(TABLE)?, (!config.tied).then(|| rows(HEAD)));
         let mut small = config.clone();
         small.text.vocab_size = KEPT;
-        // Their embeddings are replaced by the picture's.
-        (small.image_token, small.video_token) = (KEPT as i64 - 2, KEPT as i64 - 1);
+        if let Some(vision) = &mut small.vision {
+            // Their embeddings are replaced by the picture's.
+            (vision.image_token, vision.video_token) = (KEPT as i64 - 2, KEPT as i64 - 1);
+        }
         Ok(Self {
             config: small,
             device,
@@ -119,40 +121,42 @@ impl<'a> Streamed<'a> {
         })
     }
 
-    /// Logits of a prompt with a picture, with unmerged adapters.
+    /// Logits of a prompt, with a picture if the model sees, with unmerged adapters.
     pub(crate) fn logits(&self, adapters: &[OpenAdapter]) -> Result<Vec<f64>> {
         let part = |prefix: &str| self.part(prefix, adapters);
         let none = part("none.")?;
-        let side = 2 * self.config.vision.spatial_merge;
-        let grids = [[1, side, side]];
-        let elements = self.config.vision.patch_elems();
-        let patches = Stream::new(SEED).symmetric(side * side * elements, 2.0);
-        let patches = TensorData::new(patches, [side * side, elements]);
+        let vision = self.config.vision.as_ref();
+        let side = vision.map_or(0, |vision| 2 * vision.spatial_merge);
+        let grids = vision.map(|_| [1, side, side]);
+        let patches = vision.map(|vision| {
+            let elements = vision.patch_elems();
+            let patches = Stream::new(SEED).symmetric(side * side * elements, 2.0);
+            let patches = TensorData::new(patches, [side * side, elements]);
+            Tensor::from_data(patches, (self.device, DType::F32))
+        });
         let words = |count: usize| (0..count).map(|token| (7 * token % (KEPT - 2)) as i64);
-        let picture = std::iter::repeat_n(self.config.image_token, 4);
+        let placeholder = vision.map(|vision| vision.image_token);
+        let picture = placeholder.into_iter().flat_map(|token| [token; 4]);
         let input_ids: Vec<i64> = words(TEXT[0])
             .chain(picture)
             .chain(words(TEXT[1]))
             .collect();
         let kinds: Vec<i64> = input_ids
             .iter()
-            .map(|id| i64::from(*id == self.config.image_token))
+            .map(|id| i64::from(Some(*id) == placeholder))
             .collect();
         let batch = none.batch(&Inputs {
             prompt: Prompt {
                 input_ids: &input_ids,
                 mm_token_type_ids: Some(&kinds),
-                image_grids: &grids,
+                image_grids: grids.as_slice(),
                 ..Prompt::default()
             },
-            image_patches: Some(Tensor::from_data(patches, (self.device, DType::F32))),
+            image_patches: patches,
             video_patches: None,
         })?;
         let (merged, features) = match &batch.vision {
-            Some(vision) => {
-                let (merged, features) = self.see(vision, adapters)?;
-                (Some(merged), features)
-            }
+            Some(vision) => self.see(vision, adapters)?,
             None => (None, Vec::new()),
         };
         let mut hidden = none.embeddings(&batch, merged);
@@ -180,24 +184,27 @@ impl<'a> Streamed<'a> {
         &self,
         vision: &VisionBatch,
         adapters: &[OpenAdapter],
-    ) -> Result<(Tensor<2>, Vec<Tensor<2>>)> {
-        let part = |prefix: &str| self.part(prefix, adapters);
+    ) -> Result<(Option<Tensor<2>>, Vec<Tensor<2>>)> {
+        let part = |prefix: &str| Ok::<_, VlmError>(self.part(prefix, adapters)?.visual);
         let inputs = &vision.inputs;
-        let first = part("visual.p")?;
-        let mut hidden = first.visual.first(inputs, &mut Trace::off())?;
         let mut features = Vec::new();
-        for index in 0..first.visual.depth() {
-            let model = part(&format!("visual.blocks.{index}."))?;
-            hidden = model.visual.block(index, hidden, inputs, None)?;
-            if let Some(which) = first.visual.feature_of(index) {
-                let model = part(&format!("visual.deepstack_merger_list.{which}."))?;
-                features.push(model.visual.feature(which, hidden.clone(), None)?);
+        let Some(first) = part("visual.p")? else {
+            return Ok((None, features));
+        };
+        let mut hidden = first.first(inputs, &mut Trace::off())?;
+        for index in 0..first.depth() {
+            if let Some(tower) = part(&format!("visual.blocks.{index}."))? {
+                hidden = tower.block(index, hidden, inputs, None)?;
+            }
+            let Some(which) = first.feature_of(index) else {
+                continue;
+            };
+            if let Some(tower) = part(&format!("visual.deepstack_merger_list.{which}."))? {
+                features.push(tower.feature(which, hidden.clone(), None)?);
             }
         }
-        let merged = part("visual.merger.")?
-            .visual
-            .merged(hidden, inputs, None)?;
-        Ok((merged, features))
+        let merged = part("visual.merger.")?.map(|tower| tower.merged(hidden, inputs, None));
+        Ok((merged.transpose()?, features))
     }
 
     /// The model with the parameters whose names begin with `prefix`, and those of the kept tokens.

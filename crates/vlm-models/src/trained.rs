@@ -49,7 +49,7 @@ impl TrainedWeights {
     /// The modules of some layers of the decoder, by index.
     pub fn decoder_layers(layers: impl IntoIterator<Item = usize>) -> Vec<String> {
         let layers = layers.into_iter();
-        layers.map(|layer| format!("{LAYERS}{layer}")).collect()
+        layers.map(|layer| format!("layers.{layer}")).collect()
     }
 
     /// True if none are named.
@@ -87,9 +87,6 @@ impl From<Form> for TrainedWeights {
         }
     }
 }
-
-/// The prefix of a decoder layer's name in transformers.
-pub(crate) const LAYERS: &str = "model.language_model.layers.";
 
 /// Low-rank adapters: y = x W + b + s (x A^T) B with frozen W and b.
 ///

@@ -36,6 +36,8 @@ pub(crate) struct VisionTower {
 /// The part of the configuration that determines the order of the patches.
 #[derive(Clone, Debug)]
 struct TowerLayout {
+    placeholders: [i64; 2],
+    patch_elems: usize,
     merge: usize,
     windows: Option<VisionWindows>,
     position_grid: Option<usize>,
@@ -114,6 +116,8 @@ impl VisionConfig {
                 .collect(),
             rotary,
             layout: TowerLayout {
+                placeholders: [self.image_token, self.video_token],
+                patch_elems: self.patch_elems(),
                 merge: self.spatial_merge,
                 windows: self.windows.clone(),
                 position_grid: self.position_grid,
@@ -139,6 +143,21 @@ impl VisionInputs {
 }
 
 impl VisionTower {
+    /// The placeholder tokens of a merged patch of a picture and of a video.
+    pub(crate) fn placeholders(&self) -> [i64; 2] {
+        self.layout.placeholders
+    }
+
+    /// Numbers in a patch.
+    pub(crate) fn patch_elems(&self) -> usize {
+        self.layout.patch_elems
+    }
+
+    /// Patches that become one token.
+    pub(crate) fn merged_patches(&self) -> usize {
+        self.layout.merge * self.layout.merge
+    }
+
     /// Prepares the patches of a step.
     pub(crate) fn inputs(&self, patches: Tensor<2>, grids: &[[usize; 3]]) -> Result<VisionInputs> {
         let device = patches.device();
@@ -289,6 +308,7 @@ impl VisionTower {
         Common {
             angles: &inputs.angles,
             attention,
+            window: None,
             recurrence: None,
             draw: draws.map(|draws| &draws.patches[..]),
         }

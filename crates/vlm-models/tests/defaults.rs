@@ -53,7 +53,7 @@ fn qwen2_vl() -> Value {
 #[test]
 fn a_tower_of_three_keys_is_that_of_its_class() {
     let config = read(&qwen2_5_vl());
-    let vision = &config.vision;
+    let vision = config.vision.as_ref().expect("a tower");
     assert_eq!(
         (vision.depth, vision.hidden_size, vision.heads),
         (32, 1280, 16)
@@ -72,7 +72,7 @@ fn a_tower_of_three_keys_is_that_of_its_class() {
     assert_eq!((config.text.kv_heads, config.text.rms_norm_eps), (4, 1e-6));
 
     let config = read(&qwen2_vl());
-    let vision = &config.vision;
+    let vision = config.vision.as_ref().expect("a tower");
     assert_eq!(
         (vision.depth, vision.hidden_size, vision.heads),
         (32, 1280, 16)
@@ -115,7 +115,8 @@ fn every_key_with_a_default_can_be_left_out() {
         }
         let nested = json!({ "model_type": family, "text_config": stated, "vision_config": {} });
         let config = read(&nested);
-        assert_eq!((config.image_token, config.video_token), (151_655, 151_656));
+        let vision = config.vision.as_ref().expect("a tower");
+        assert_eq!((vision.image_token, vision.video_token), (151_655, 151_656));
         assert!(!config.tied);
         let found = &config.text;
         assert_eq!(
@@ -129,7 +130,6 @@ fn every_key_with_a_default_can_be_left_out() {
         );
         assert_eq!(found.attention_bias, !is_striped);
 
-        let vision = &config.vision;
         let sizes = [
             vision.depth,
             vision.hidden_size,
@@ -167,7 +167,7 @@ fn what_glm_and_qwen3_5_leave_out_is_that_of_their_class() {
         "model_type": "glm4v", "text_config": { "rope_parameters": rope },
         "vision_config": { "image_size": 336 }
     }));
-    let (text, vision) = (&config.text, &config.vision);
+    let (text, vision) = (&config.text, config.vision.as_ref().expect("a tower"));
     assert_eq!((text.layers, text.heads, text.kv_heads), (40, 32, 2));
     assert_eq!((text.rms_norm_eps, vision.norm_eps), (1e-5, 1e-5));
     assert_eq!(
@@ -180,7 +180,7 @@ fn what_glm_and_qwen3_5_leave_out_is_that_of_their_class() {
         (4096, 13_696)
     );
     assert_eq!(vision.position_grid, Some(24));
-    assert_eq!(config.image_token, 151_343);
+    assert_eq!(vision.image_token, 151_343);
 
     let rope = json!({
         "mrope_section": [11, 11, 10], "mrope_interleaved": true, "rope_type": "default",
@@ -207,7 +207,7 @@ fn what_glm_and_qwen3_5_leave_out_is_that_of_their_class() {
         ),
         (256, 64)
     );
-    assert!(!config.text.attention_bias && config.vision.deepstack.is_empty());
+    assert!(!config.text.attention_bias && config.vision.expect("a tower").deepstack.is_empty());
     assert!(qwen(json!({ "attention_bias": true })).text.output_bias);
     let few = qwen(json!({ "num_hidden_layers": 4, "full_attention_interval": 2 }));
     assert_eq!(

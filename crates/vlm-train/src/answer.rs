@@ -87,6 +87,8 @@ const WAITED: usize = 8;
 pub struct AnswerStream<'a> {
     tokenizer: &'a Tokenizer,
     stop: &'a [i64],
+    /// The tokens of the last text, after which some decoders write the next ones otherwise.
+    before: Vec<i64>,
     waiting: Vec<i64>,
 }
 
@@ -96,6 +98,7 @@ impl<'a> AnswerStream<'a> {
         Self {
             tokenizer,
             stop,
+            before: Vec::new(),
             waiting: Vec::new(),
         }
     }
@@ -109,12 +112,23 @@ impl<'a> AnswerStream<'a> {
             return Ok(String::new());
         }
         self.waiting.push(token);
-        let text = answer_text(self.tokenizer, &self.waiting)?;
+        let text = self.text()?;
         if text.ends_with(UNFINISHED) && self.waiting.len() < WAITED {
             return Ok(String::new());
         }
-        self.waiting.clear();
+        self.before = std::mem::take(&mut self.waiting);
         Ok(text)
+    }
+
+    /// The text of the waiting tokens after those before: Mistral's decoder strips a space at the
+    /// start.
+    fn text(&self) -> Result<String> {
+        let before = answer_text(self.tokenizer, &self.before)?;
+        let all = [&self.before[..], &self.waiting].concat();
+        match answer_text(self.tokenizer, &all)?.strip_prefix(&before) {
+            Some(text) => Ok(text.to_owned()),
+            None => answer_text(self.tokenizer, &self.waiting),
+        }
     }
 
     /// The rest of the text.
@@ -122,7 +136,7 @@ impl<'a> AnswerStream<'a> {
     /// # Errors
     /// [`VlmTrainError::Data`]
     pub fn finish(self) -> Result<String> {
-        answer_text(self.tokenizer, &self.waiting)
+        self.text()
     }
 }
 

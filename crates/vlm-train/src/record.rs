@@ -299,7 +299,10 @@ fn kinds(model: &Vlm, micro: &MicroBatch) -> Result<Vec<u8>> {
     let placeholders = model.placeholders();
     let videos = model.video_tokens(&prompt(micro))?;
     let tokens = micro.input_ids.iter().zip(videos);
-    let kind = |(id, is_video): (&i64, bool)| match (placeholders.contains(id), is_video) {
+    let kind = |(id, is_video): (&i64, bool)| match (
+        placeholders.is_some_and(|known| known.contains(id)),
+        is_video,
+    ) {
         (false, _) => 0,
         (true, false) => IMAGE,
         (true, true) => VIDEO,

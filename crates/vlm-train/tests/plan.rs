@@ -29,7 +29,7 @@ fn config(row: &Row) -> VlmConfig {
         delta.full_attention_layers = (0..layers).skip(3).step_by(4).collect();
     }
     let [heads, inner, depth] = row.tower;
-    let vision = &mut config.vision;
+    let vision = config.vision.as_mut().expect("a tower");
     (vision.hidden_size, vision.heads) = (16 * heads, heads);
     (vision.intermediate_size, vision.depth) = (inner, depth);
     vision.out_hidden_size = hidden;
@@ -60,6 +60,7 @@ fn recipe(row: &Row) -> Recipe {
 fn micro(row: &Row, config: &VlmConfig) -> MicroBatch {
     let [samples, text, pictures, side, frames] = row.data;
     let is_video = frames > 1;
+    let vision = config.vision.as_ref().expect("a tower");
     let sample = |index: usize| {
         let mut sample = TrainingSample {
             line: index as u64 + 1,
@@ -69,16 +70,16 @@ fn micro(row: &Row, config: &VlmConfig) -> MicroBatch {
         for _ in 0..pictures {
             let grid = [frames, side, side];
             let patches: usize = grid.iter().product();
-            let elements = patches * config.vision.patch_elems();
+            let elements = patches * vision.patch_elems();
             let values = (0..elements).map(|index| (index % 17) as f32 / 16.0);
             let token = if is_video {
                 sample.video_grids.push(grid);
                 sample.video_patches.extend(values);
-                config.video_token
+                vision.video_token
             } else {
                 sample.image_grids.push(grid);
                 sample.image_patches.extend(values);
-                config.image_token
+                vision.image_token
             };
             input_ids.push(292);
             input_ids.extend(vec![token; patches / 4]);

@@ -19,7 +19,7 @@ fn gradients(model: &Vlm, config: &VlmConfig, recompute: bool) -> (f64, Gradient
         panic!("{:?}", micro.rows);
     };
     let device = model.device();
-    let elements = config.vision.patch_elems();
+    let elements = config.vision.as_ref().expect("a tower").patch_elems();
     let shape = [micro.image_patches.len() / elements, elements];
     let patches = TensorData::new(micro.image_patches.clone(), shape);
     let inputs = Inputs {

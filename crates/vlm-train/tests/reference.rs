@@ -104,7 +104,7 @@ fn losses_and_norms_of_all_steps_are_those_of_peft_and_torch() {
 pub(crate) fn logits(model: &Vlm, config: &VlmConfig) -> TensorData {
     let sample = sample(1, config);
     let device = model.device();
-    let elements = config.vision.patch_elems();
+    let elements = config.vision.as_ref().expect("a tower").patch_elems();
     let shape = [sample.image_patches.len() / elements, elements];
     let patches = TensorData::new(sample.image_patches.clone(), shape);
     let inputs = Inputs {

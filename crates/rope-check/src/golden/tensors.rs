@@ -149,6 +149,17 @@ impl Tensors {
     ///
     /// # Errors
     /// [`GoldenError::TensorType`].
+    /// Repeats a tensor that one row of a batch stands for.
+    #[cfg(feature = "models")]
+    pub(crate) fn repeat_row(&mut self, name: &str, rows: usize) {
+        if let Some(Ok(values)) = self.entries.get_mut(name)
+            && values.shape.first() == Some(&1)
+        {
+            values.shape[0] = rows;
+            values.values = values.values.repeat(rows);
+        }
+    }
+
     pub(crate) fn with_prefix(&self, prefix: &str) -> Result<Vec<(&str, &Values)>, GoldenError> {
         let names = self.entries.keys().filter(|name| name.starts_with(prefix));
         names.map(|name| Ok((&name[..], self.get(name)?))).collect()

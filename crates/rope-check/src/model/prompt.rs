@@ -8,7 +8,7 @@ use crate::golden::tensors::{Kind, Tensors, Values};
 /// A prompt's lists.
 pub(super) struct OwnedPrompt {
     input_ids: Vec<i64>,
-    rows: usize,
+    pub(super) rows: usize,
     /// Of each row.
     tokens: usize,
     pub(super) attended: Vec<bool>,

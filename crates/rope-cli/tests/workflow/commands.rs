@@ -10,10 +10,8 @@ use super::reference::{digest, expected, fixtures, merged, model, records, round
 use super::{Cell, Outcome};
 use crate::program::{command, objects, text};
 
-const WHOLE: &str = "--full --parts tower,merger,decoder";
 /// As tests/fixtures/generate/workflow.py trains, in several micro-batches.
-const FIXED: &str = "--schedule constant --warmup 0 --weight-decay 0 --seed 11 \
-                     --micro-tokens 160 --val pictures.jsonl";
+const FIXED: &str = "--schedule constant --warmup 0 --weight-decay 0 --seed 11 --micro-tokens 160";
 const STEPS: usize = 4;
 /// Steps that a loss scale of 65,536 may cost before it is small enough for a family in f16.
 const SKIPPED: [(&str, usize); 1] = [("qwen3_5", 8)];
@@ -67,6 +65,22 @@ fn log(out: &Path) -> Vec<Map<String, Value>> {
     lines.collect()
 }
 
+/// The options that train all parts of a model.
+fn whole(cell: &Cell) -> &'static str {
+    match cell.sees() {
+        true => "--full --parts tower,merger,decoder",
+        false => "--full",
+    }
+}
+
+/// The option of the validation data.
+fn validation(cell: &Cell) -> &'static str {
+    match cell.sees() {
+        true => "--val pictures.jsonl",
+        false => "--val text.jsonl",
+    }
+}
+
 fn all_data(cell: &Cell) -> String {
     let (data, batch) = (cell.data, records(cell).len());
     format!(
@@ -106,16 +120,21 @@ pub(super) fn train_adapters(cell: &Cell) -> Result<Outcome, String> {
 }
 
 pub(super) fn train_whole(cell: &Cell) -> Result<Outcome, String> {
-    train(cell, "full", &format!("{WHOLE} --learning-rate 2e-4"))
+    train(
+        cell,
+        "full",
+        &format!("{} --learning-rate 2e-4", whole(cell)),
+    )
 }
 
 fn train(cell: &Cell, mode: &str, options: &str) -> Result<Outcome, String> {
     let (folder, out) = (model(cell, true, |_| ()), cell.fresh("out"));
     done(&format!(
-        "finetune {} {} --steps {} {FIXED} {options} --out {}",
+        "finetune {} {} --steps {} {FIXED} {} {options} --out {}",
         folder.display(),
         all_data(cell),
         STEPS + skipped(cell),
+        validation(cell),
         out.display()
     ))?;
     let log = log(&out);
@@ -169,16 +188,19 @@ fn widen(config: &mut Value) {
         Some("qwen2_vl") => "hidden_size",
         _ => "out_hidden_size",
     };
-    for (part, name) in [
-        ("vision_config", width),
-        ("text_config", "hidden_size"),
-        ("text_config", "intermediate_size"),
-        ("text_config", "num_attention_heads"),
-        ("text_config", "num_key_value_heads"),
-        ("text_config", "linear_num_key_heads"),
-        ("text_config", "linear_num_value_heads"),
-    ] {
-        if let Some(value) = config[part].get_mut(name) {
+    let of_text = [
+        "hidden_size",
+        "intermediate_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "linear_num_key_heads",
+        "linear_num_value_heads",
+    ];
+    // The decoder's are at the top in a model of text alone.
+    let of_text = of_text.map(|name| [format!("/text_config/{name}"), format!("/{name}")]);
+    let of_tower = format!("/vision_config/{width}");
+    for path in of_text.into_iter().flatten().chain([of_tower]) {
+        if let Some(value) = config.pointer_mut(&path) {
             *value = Value::from(value.as_u64().expect("a number") * WIDER);
         }
     }
@@ -201,7 +223,7 @@ fn bytes(text: &str) -> Option<f64> {
 pub(super) fn plan(cell: &Cell) -> Result<Outcome, String> {
     let folder = model(cell, false, widen);
     let mut worst = (0.0, String::new());
-    for (mode, options) in [("adapters", ""), ("whole", WHOLE)] {
+    for (mode, options) in [("adapters", ""), ("whole", whole(cell))] {
         let out = cell.fresh(mode);
         let (_, told) = done(&format!(
             "finetune {} --random-weights {} {options} --steps {} --warmup 0 --out {}",
@@ -238,9 +260,10 @@ pub(super) fn samples(cell: &Cell) -> Result<Outcome, String> {
     let (folder, out) = (model(cell, true, |_| ()), cell.fresh("out"));
     let (records, all) = (records(cell), all_data(cell));
     done(&format!(
-        "finetune {} {all} {WHOLE} --steps 60 --schedule linear --warmup 0 --learning-rate 2e-3 \
+        "finetune {} {all} {} --steps 60 --schedule linear --warmup 0 --learning-rate 2e-3 \
          --samples {} --out {}",
         folder.display(),
+        whole(cell),
         records.len(),
         out.display()
     ))?;
@@ -333,10 +356,11 @@ pub(super) fn compare(cell: &Cell) -> Result<Outcome, String> {
     // In f16 some gradients overflow at first, and those steps change no weight.
     let step = if cell.precision == "f16" { 12 } else { 1 };
     done(&format!(
-        "finetune {} {} {WHOLE} --steps {step} --warmup 0 --learning-rate 1e-12 \
-         --record-step {step} --out {}",
+        "finetune {} {} {} --steps {step} --warmup 0 --learning-rate 1e-12 --record-step {step} \
+         --out {}",
         folder.display(),
         all_data(cell),
+        whole(cell),
         out.display()
     ))?;
     // In f16 some of their gradients overflow.
@@ -364,11 +388,12 @@ pub(super) fn compare(cell: &Cell) -> Result<Outcome, String> {
         true => format!("{items} items equal apart from rounding"),
         false => format!("{}", found["suspicion"]),
     };
+    let has_all = has("logits") && has("visual.") == cell.sees();
     Ok(Outcome {
         value,
         reference: "transformers",
         bound: "no suspicion".to_owned(),
-        holds: found["equal"] == true && output.status.success() && has("visual.") && has("logits"),
+        holds: found["equal"] == true && output.status.success() && has_all,
     })
 }
 
@@ -419,10 +444,11 @@ pub(super) fn resume(cell: &Cell) -> Result<Outcome, String> {
     let arguments = |out: &Path| {
         format!(
             "finetune {} --data {}.jsonl --batch 2 --precision {} --dropout 0.1 --steps \
-             {STOPPED_STEPS} --checkpoint-every 1 --val pictures.jsonl --validate-every 4 --out {}",
+             {STOPPED_STEPS} --checkpoint-every 1 {} --validate-every 4 --out {}",
             folder.display(),
             cell.data,
             cell.precision,
+            validation(cell),
             out.display()
         )
     };

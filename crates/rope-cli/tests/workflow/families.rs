@@ -21,7 +21,11 @@ fn cell(family: &Family, model_type: &'static str) -> Cell {
         family: family.rotation,
         precision: "f32",
         command: model_type,
-        data: "mixed",
+        data: if family.vision.is_some() {
+            "mixed"
+        } else {
+            "text"
+        },
     }
 }
 
@@ -29,9 +33,11 @@ fn cell(family: &Family, model_type: &'static str) -> Cell {
 fn become_type(config: &mut Value, family: &Family, model_type: &str) {
     config["model_type"] = json!(model_type);
     for part in ["text_config", "vision_config"] {
-        let stated = config[part]["model_type"].as_str().expect("a type");
-        let stated = stated.replace(family.rotation, model_type);
-        config[part]["model_type"] = json!(stated);
+        let Some(part) = config.get_mut(part) else {
+            continue;
+        };
+        let stated = part["model_type"].as_str().expect("a type");
+        part["model_type"] = json!(stated.replace(family.rotation, model_type));
     }
     if model_type == "example_vl" {
         for [part, key] in EXAMPLE {
@@ -50,21 +56,41 @@ fn each_row_goes_from_data_to_an_answer() {
             become_type(config, family, family.model_type);
         });
         let (folder, out) = (folder.display(), cell.fresh("out"));
+        let data = cell.data;
         let check = format!(
-            "data check mixed.jsonl --model {folder} --out {}",
+            "data check {data}.jsonl --model {folder} --out {}",
             out.display()
         );
         done(&check).unwrap_or_else(|error| panic!("{}: {error}", family.name));
         // The page has the position ids.
         done(&format!("{check} --show 1")).unwrap_or_else(|error| panic!("{error}"));
-        let generate = format!("generate {folder} --data mixed.jsonl --max-new 12 --json");
+        let generate = format!("generate {folder} --data {data}.jsonl --max-new 12 --json");
         let (given, _) = done(&generate).unwrap_or_else(|error| panic!("{error}"));
-        let rows = expected(&cell, "greedy")["mixed"]["plain"].as_array();
+        let rows = expected(&cell, "greedy")[data]["plain"].as_array();
         let rows = rows.expect("rows").iter().map(|row| &row["tokens"]);
         let given = objects(&given);
         let given: Vec<_> = given.iter().map(|answer| &answer["tokens"]).collect();
         assert_eq!(given, rows.collect::<Vec<_>>(), "{}", family.name);
     }
+}
+
+#[test]
+fn records_with_pictures_are_refused_for_a_model_of_text_alone() {
+    let family = Family::of("llama").expect("a family");
+    let cell = cell(family, "pictures");
+    let folder = model(&cell, true, |_| ());
+    let arguments = format!(
+        "data check pictures.jsonl --model {} --out {}",
+        folder.display(),
+        cell.fresh("out").display()
+    );
+    let output = program(&arguments).output().expect("the program starts");
+    assert_eq!(output.status.code(), Some(1), "{arguments}");
+    let said = text(&output.stdout);
+    says(&said, "text-alone: 3 in lines 1-3");
+    says(&said, "the model reads text alone");
+    // Nothing else is wrong with them.
+    assert_eq!(said.matches(" in line").count(), 1, "{said}");
 }
 
 #[test]

@@ -17,10 +17,12 @@ use std::time::Instant;
 
 /// Families with a folder in tests/fixtures/models and one in tests/fixtures/workflow.
 const FAMILIES: [&str; 5] = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "glm4v"];
+/// Those of text alone.
+const OF_TEXT: [&str; 4] = ["qwen2", "qwen3", "llama", "mistral"];
 const PRECISIONS: [&str; 3] = ["f32", "bf16", "f16"];
 /// Files of tests/fixtures/workflow.
 const ALL_DATA: [&str; 4] = ["text", "pictures", "video", "mixed"];
-const COMMANDS: [Command; 8] = [
+static COMMANDS: [Command; 8] = [
     Command::new("train adapters", &ALL_DATA, commands::train_adapters),
     Command::new("train whole", &ALL_DATA, commands::train_whole),
     Command::new("plan", &ALL_DATA, commands::plan),
@@ -71,20 +73,40 @@ struct Outcome {
 
 impl Cell {
     fn all() -> Vec<Self> {
+        Self::of(&FAMILIES, |command| command.data)
+    }
+
+    /// The cells of families of text alone.
+    fn all_of_text() -> Vec<Self> {
+        Self::of(&OF_TEXT, |command| match command.data {
+            ["none"] => command.data,
+            _ => &["text"],
+        })
+    }
+
+    fn of(
+        families: &[&'static str],
+        data_of: fn(&'static Command) -> &'static [&'static str],
+    ) -> Vec<Self> {
         let mut cells = Vec::new();
-        for family in FAMILIES {
+        for &family in families {
             for precision in PRECISIONS {
-                for Command { name, data, .. } in &COMMANDS {
-                    cells.extend(data.iter().map(|data| Self {
+                for command in &COMMANDS {
+                    cells.extend(data_of(command).iter().map(|data| Self {
                         family,
                         precision,
-                        command: name,
+                        command: command.name,
                         data,
                     }));
                 }
             }
         }
         cells
+    }
+
+    /// True for a family that sees.
+    fn sees(&self) -> bool {
+        FAMILIES.contains(&self.family)
     }
 
     const fn values(&self) -> [&'static str; 4] {
@@ -220,12 +242,21 @@ fn each_pair_of_family_precision_command_and_data() {
     check(&pairwise(&Cell::all()));
 }
 
+#[test]
+fn families_of_text_alone_in_f32() {
+    const OTHERS: [&str; 2] = ["samples", "resume"];
+    let mut cells = Cell::all_of_text();
+    cells.retain(|cell| cell.precision == "f32" && !OTHERS.contains(&cell.command));
+    check(&cells);
+}
+
 /// With MROPE_CELLS, cells whose line has all of its words: `MROPE_CELLS="glm4v bf16 merge"`.
 #[test]
 #[ignore = "half an hour: a part of `cargo xtask deep training`"]
 fn all_cells() {
     let mut cells = Cell::all();
     assert_eq!(cells.len(), FAMILIES.len() * PRECISIONS.len() * 26);
+    cells.extend(Cell::all_of_text());
     if let Ok(words) = std::env::var("MROPE_CELLS") {
         let fits = |cell: &Cell| {
             let text = cell.values().join(" ");
@@ -254,5 +285,6 @@ fn few_cells_have_all_pairs() {
 fn each_family_with_a_model_has_cells() {
     let families = vlm_family::FAMILIES.iter();
     let found: BTreeSet<&str> = families.map(|family| family.rotation).collect();
-    assert_eq!(found, FAMILIES.into());
+    let with_cells = FAMILIES.into_iter().chain(OF_TEXT);
+    assert_eq!(found, with_cells.collect());
 }

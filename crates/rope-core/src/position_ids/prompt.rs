@@ -1,5 +1,7 @@
 //! Prompts, and the pass over them that assigns position ids.
 
+use std::ops::Range;
+
 use super::audio_video::AudioVideo;
 use super::error::{Kind, PositionIdsError};
 use super::rules::{Compatibility, Divergence, PositionRules};
@@ -89,6 +91,8 @@ impl Default for Prompt<'_> {
 /// [`Compatibility`] that has [`Divergence::Fractions`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct PositionIds {
+    /// The axes of the rotation: one if the model sees nothing.
+    axes: usize,
     ids: Vec<f64>,
     next: Vec<f64>,
     rope_deltas: Vec<f64>,
@@ -139,9 +143,9 @@ impl PositionIds {
                 token: last_token,
             });
         }
-        let mut ids = reserved("position ids", AXES.saturating_mul(count))?;
-        ids.extend((0..AXES).flat_map(|_| (0..count).map(|offset| next + offset as f64)));
-        checked(&ids)
+        let mut ids = reserved("position ids", self.axes.saturating_mul(count))?;
+        ids.extend((0..self.axes).flat_map(|_| (0..count).map(|offset| next + offset as f64)));
+        checked(self.axes, &ids)
     }
 
     /// The differences of these ids from the rule: empty unless a [`Compatibility`] was selected
@@ -150,12 +154,13 @@ impl PositionIds {
         &self.divergences
     }
 
-    /// Returns all ids as [`Positions`] for the rotation.
+    /// Returns all ids as [`Positions`] for the rotation: of one axis for a model of text alone, of
+    /// three for others.
     ///
     /// # Errors
     /// [`RopeError::PositionOutOfRange`](crate::RopeError::PositionOutOfRange) beyond 2^31.
     pub fn positions(&self) -> Result<Positions> {
-        checked(&self.ids)
+        checked(self.axes, &self.ids[..self.axes * self.tokens()])
     }
 
     /// Returns the ids of the tokens at `indices`, such as the shard of a context-parallel rank.
@@ -174,17 +179,18 @@ impl PositionIds {
             .into());
         }
         let axis_ids = |axis| indices.iter().map(move |index| self.axis(axis)[*index]);
-        checked(&(0..AXES).flat_map(axis_ids).collect::<Vec<f64>>())
+        let ids: Vec<f64> = (0..self.axes).flat_map(axis_ids).collect();
+        checked(self.axes, &ids)
     }
 }
 
 /// Converts whole numbers to ids, so that errors refer to ids, and others to real positions.
-fn checked(ids: &[f64]) -> Result<Positions> {
+fn checked(axes: usize, ids: &[f64]) -> Result<Positions> {
     if ids.iter().any(|id| id.fract() != 0.0) {
-        return Positions::real(AXES, ids);
+        return Positions::real(axes, ids);
     }
     let whole: Vec<i64> = ids.iter().map(|id| *id as i64).collect();
-    Positions::new(AXES, &whole)
+    Positions::new(axes, &whole)
 }
 
 impl PositionRules {
@@ -234,8 +240,8 @@ impl PositionRules {
         let mut rope_deltas = Vec::new();
         for (row, range) in row_ranges(prompt.rows, tokens)?.into_iter().enumerate() {
             let len = range.len();
-            let attended = |token: &usize| prompt.attention_mask.is_none_or(|mask| mask[*token]);
-            let attended: Vec<usize> = range.filter(attended).collect();
+            let (attended, divergence) = self.numbered(prompt, range);
+            walk.divergences.extend(divergence);
             let first_free = walk.row(row, &attended)?;
             let subtracted = match self.compatibility {
                 Compatibility::Transformers4_57 if self.family.audio_in_video.is_none() => len,
@@ -271,11 +277,23 @@ impl PositionRules {
         walk.divergences.sort_unstable();
         walk.divergences.dedup();
         Ok(PositionIds {
+            axes: if self.family.text_alone { 1 } else { AXES },
             ids: walk.ids,
             next,
             rope_deltas,
             divergences: walk.divergences,
         })
+    }
+
+    /// The tokens of a row that take ids: all but padding, unless a version numbers it.
+    fn numbered(&self, prompt: &Prompt, row: Range<usize>) -> (Vec<usize>, Option<Divergence>) {
+        let attended = |token: &usize| prompt.attention_mask.is_none_or(|mask| mask[*token]);
+        if self.family.text_alone && self.compatibility != Compatibility::Exact {
+            let has_padding = !row.clone().all(|token| attended(&token));
+            let divergence = has_padding.then_some(Divergence::NumberedPadding);
+            return (row.collect(), divergence);
+        }
+        (row.filter(attended).collect(), None)
     }
 
     /// Returns true for each placeholder of a video. It is recognised by the modalities, else by
@@ -290,6 +308,9 @@ impl PositionRules {
 
     /// The modality of each token.
     fn kinds(&self, prompt: &Prompt) -> Result<Vec<Kind>, PositionIdsError> {
+        if self.family.text_alone {
+            return Ok(vec![Kind::Text; prompt.input_ids.len()]);
+        }
         if let Some(types) = prompt.mm_token_type_ids {
             let kind = |(token, &found): (usize, &i64)| match found {
                 0 => Ok(Kind::Text),

@@ -45,6 +45,9 @@ pub enum Divergence {
     /// After audio in video, the next id follows the last piece only.
     #[error("after audio in video, the next id follows the last piece, not the highest id")]
     LastPieceOnly,
+    /// In a model of text alone, padding takes ids.
+    #[error("padding takes ids like any token")]
+    NumberedPadding,
 }
 
 /// The token ids that stand for other modalities.
@@ -85,6 +88,8 @@ impl TokenIds {
 #[derive(Debug)]
 pub(super) struct Family {
     model_types: &'static [&'static str],
+    /// True if the model sees nothing: each token takes the next id.
+    pub(super) text_alone: bool,
     /// A video is a block per frame, with text between, rather than one block.
     pub(super) block_per_frame: bool,
     /// Temporal patches that merge into one token.
@@ -131,6 +136,7 @@ pub(super) struct AudioInVideo {
 
 const ONE_BLOCK: Family = Family {
     model_types: &[],
+    text_alone: false,
     block_per_frame: false,
     temporal_merge: 1,
     ids_per_second: None,
@@ -138,7 +144,12 @@ const ONE_BLOCK: Family = Family {
     audio_in_video: None,
 };
 
-static FAMILIES: [Family; 7] = [
+static FAMILIES: [Family; 8] = [
+    Family {
+        model_types: &["qwen2", "qwen3", "llama", "mistral"],
+        text_alone: true,
+        ..ONE_BLOCK
+    },
     Family {
         model_types: &["qwen2_vl", "paddleocr_vl"],
         ..ONE_BLOCK
@@ -271,9 +282,6 @@ impl PositionRules {
         let levels = nested(&value, &WHOLE)?;
         // The language side of an omni model, which states the tokens.
         let config = &levels[levels.len() - 1];
-        let vision = config.object("vision_config")?;
-        let vision = config.require("vision_config", Ok(vision), "the patch merger")?;
-
         let mut found = Vec::new();
         for level in levels.iter().rev() {
             found.extend(level.text("model_type")?.map(str::to_owned));
@@ -281,6 +289,11 @@ impl PositionRules {
         let named = |name: &String| Self::new(name, TokenIds::new(0, 0)).ok();
         let known = found.iter().find_map(named);
         let rules = known.ok_or(PositionIdsError::UnknownModelType { found })?;
+        if rules.family.text_alone {
+            return Ok(rules);
+        }
+        let vision = config.object("vision_config")?;
+        let vision = config.require("vision_config", Ok(vision), "the patch merger")?;
 
         let token = |kind: &str| -> Result<Option<i64>, ConfigError> {
             let keys = [format!("{kind}_id"), format!("{kind}_index")];

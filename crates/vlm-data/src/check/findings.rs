@@ -153,9 +153,11 @@ fn kind_of_problem(problem: &RecordProblem) -> &'static str {
         RecordProblem::Box { .. } => "box",
         RecordProblem::BoxImage { .. } => "box-picture",
         RecordProblem::BoxOutside { .. } => "box-outside",
-        RecordProblem::Render { .. } | RecordProblem::Turns { .. } | RecordProblem::Pads { .. } => {
-            "template"
-        }
+        RecordProblem::Render { .. }
+        | RecordProblem::Turns { .. }
+        | RecordProblem::Pads { .. }
+        | RecordProblem::UnknownChat => "template",
+        RecordProblem::TextAlone { .. } => "text-alone",
         RecordProblem::TooLong { .. } => "too-long",
         RecordProblem::NothingToTrain { .. } | RecordProblem::NoGenerationTag => "nothing-to-train",
         RecordProblem::Grids { .. } | RecordProblem::Grid { .. } | RecordProblem::Times { .. } => {

@@ -125,8 +125,8 @@ impl<R> Check<'_, R> {
         };
         let sides = header.sides();
         let [width, height] = sides;
-        if purpose == Use::Picture {
-            let processor = self.encoder.pictures();
+        if let (Use::Picture, Some(media)) = (purpose, self.encoder.media()) {
+            let processor = &media.pictures;
             let [_, rows, columns] = processor.grid(height, width)?;
             let [rows, columns] = [rows, columns].map(|side| side * processor.config().patch_size);
             if rows * columns > ENLARGED.saturating_mul(width * height) {

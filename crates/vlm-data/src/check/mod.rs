@@ -187,12 +187,14 @@ impl<R: Iterator<Item = text::Result<Conversation>> + Send> Check<'_, R> {
     ) -> Option<SampleCounts> {
         let before = found.len();
         let mut opened = Opened::default();
-        for (index, source) in conversation.images.iter().enumerate() {
+        // A model of text alone has one error for them all.
+        let sees = self.encoder.media().is_some();
+        for (index, source) in conversation.images.iter().filter(|_| sees).enumerate() {
             let place = format!("picture {}", index + 1);
             let sides = self.look_at(source, Use::Picture, &place, found);
             opened.images.extend(sides);
         }
-        for (index, video) in conversation.videos.iter().enumerate() {
+        for (index, video) in conversation.videos.iter().filter(|_| sees).enumerate() {
             opened.frames.push(self.look_at_video(video, index, found));
         }
         if found[before..].iter().any(Found::is_error) {

@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::{DataReport, Severity};
 use crate::error::Result;
 use crate::picture::{Picture, PictureProcessor};
-use crate::sample::{SampleEncoder, TrainingSample};
+use crate::sample::{MediaEncoder, SampleEncoder, TrainingSample};
 use crate::text::format::MediaSource;
 use crate::text::{Conversation, IGNORED, MediaStyle, Part, TextError};
 
@@ -204,7 +204,9 @@ impl PageSample<'_> {
             .filter(|run| run.text.is_none())
             .map(|run| run.tokens.clone())
             .collect();
-        let media = media(encoder, conversation, self.sample)?;
+        let processors = encoder.media();
+        let media = processors.map(|of| media((encoder, of), conversation, self.sample));
+        let media = media.transpose()?.unwrap_or_default();
         let mut names = media.iter().flat_map(Media::names_of_runs);
         for run in &runs {
             content.pieces.push(match &run.text {
@@ -430,7 +432,7 @@ impl Media {
 
 /// The pictures and videos that are left, in order of the text.
 fn media(
-    encoder: &SampleEncoder,
+    (encoder, processors): (&SampleEncoder, &MediaEncoder),
     conversation: &Conversation,
     sample: &TrainingSample,
 ) -> Result<Vec<Media>> {
@@ -447,7 +449,7 @@ fn media(
                     continue;
                 };
                 let grid = sample.image_grids[place];
-                let mut frames = taken(encoder.pictures(), &mut image_patches, grid)?;
+                let mut frames = taken(&processors.pictures, &mut image_patches, grid)?;
                 frames.truncate(1);
                 let source = &conversation.images[*index];
                 let stored = encoder.sides(source)?;
@@ -488,8 +490,8 @@ fn media(
                 };
                 let grid = sample.video_grids[place];
                 let runs = match encoder.text().style() {
-                    MediaStyle::Qwen2 => 1,
-                    MediaStyle::Qwen3 | MediaStyle::Glm => grid[0],
+                    None | Some(MediaStyle::Qwen2) => 1,
+                    Some(MediaStyle::Qwen3 | MediaStyle::Glm) => grid[0],
                 };
                 all.push(Media {
                     name: format!("video {}", index + 1),
@@ -499,7 +501,7 @@ fn media(
                     ),
                     grid,
                     runs,
-                    frames: taken(encoder.videos(), &mut video_patches, grid)?,
+                    frames: taken(&processors.videos, &mut video_patches, grid)?,
                     boxes: Vec::new(),
                 });
             }

@@ -69,7 +69,10 @@ pub(super) fn check_boxes(
     encoder: &SampleEncoder,
     found: &mut Vec<Found>,
 ) {
-    let patch = encoder.pictures().config().patch_size;
+    let Some(media) = encoder.media() else {
+        return;
+    };
+    let patch = media.pictures.config().patch_size;
     let sides = |axis: usize| {
         sample
             .image_grids
@@ -79,7 +82,7 @@ pub(super) fn check_boxes(
     let (Some(width), Some(height)) = (sides(2).max(), sides(1).max()) else {
         return;
     };
-    let (limits, counted) = match encoder.boxes() {
+    let (limits, counted) = match media.boxes {
         BoxForm::Pixels => ([width, height], "in pixels of the resized picture"),
         BoxForm::Marked | BoxForm::Thousandths => ([1000, 1000], "from 0 to 1000"),
     };

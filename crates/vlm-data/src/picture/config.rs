@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use serde_json::Value;
-use vlm_family::{FAMILIES, Family, ProcessorClass, ResizeRule};
+use vlm_family::{FAMILIES, Family, ProcessorClass, ResizeRule, VisionParts};
 
 use crate::{Result, VlmDataError};
 
@@ -60,7 +60,7 @@ pub struct PictureConfig {
 
 /// One of the two processors of a folder.
 struct Kind {
-    class: fn(&'static Family) -> &'static ProcessorClass,
+    class: fn(&'static VisionParts) -> &'static ProcessorClass,
     /// The key in `processor_config.json`.
     nested: &'static str,
     /// Its own files; the first that exists is used.
@@ -70,14 +70,14 @@ struct Kind {
 }
 
 const IMAGES: Kind = Kind {
-    class: |family| &family.pictures,
+    class: |vision| &vision.pictures,
     nested: "image_processor",
     files: &["preprocessor_config.json"],
     names: &["image_processor_type", "feature_extractor_type"],
 };
 
 const VIDEOS: Kind = Kind {
-    class: |family| &family.videos,
+    class: |vision| &vision.videos,
     nested: "video_processor",
     files: &["video_preprocessor_config.json", "preprocessor_config.json"],
     names: &["video_processor_type"],
@@ -89,20 +89,22 @@ const BICUBIC: u64 = 3;
 const MAX_JSON_BYTES: u64 = 16 << 20;
 
 impl PictureConfig {
-    /// Returns the configuration with the values of a family's published files.
-    pub fn of_family(family: &Family) -> Self {
-        Self {
-            rule: family.pictures.rule,
-            patch_size: family.patch_size,
+    /// Returns the configuration with the values of a family's published files; `None` for a family
+    /// of text alone.
+    pub fn of_family(family: &Family) -> Option<Self> {
+        let vision = family.vision.as_ref()?;
+        Some(Self {
+            rule: vision.pictures.rule,
+            patch_size: vision.patch_size,
             temporal_patch_size: 2,
             merge_size: 2,
-            min_pixels: family.limits[0],
-            max_pixels: family.limits[1],
+            min_pixels: vision.limits[0],
+            max_pixels: vision.limits[1],
             resize: true,
             rescale: Some(1.0 / 255.0),
-            normalize: Some(family.colours),
+            normalize: Some(vision.colours),
             backend: Backend::default(),
-        }
+        })
     }
 
     /// Reads the picture configuration of a model folder.
@@ -270,6 +272,11 @@ fn class_name<'a>(value: &'a Value, kind: &Kind) -> Option<&'a str> {
     kind.names.iter().find_map(|&key| value.get(key)?.as_str())
 }
 
+/// The families with pictures.
+fn visions() -> impl Iterator<Item = &'static VisionParts> {
+    FAMILIES.iter().filter_map(|family| family.vision.as_ref())
+}
+
 fn class_of(
     kind: &Kind,
     value: &Value,
@@ -282,15 +289,16 @@ fn class_of(
                 .strip_suffix("Fast")
                 .or(name.strip_suffix("Pil"))
                 .unwrap_or(name);
-            let mut classes = FAMILIES.iter().map(kind.class);
+            let mut classes = visions().map(kind.class);
             classes.find(|class| class.names.contains(&name))
         }
-        None => model_type.and_then(|model_type| Family::of(model_type).ok().map(kind.class)),
+        None => model_type.and_then(|model_type| {
+            let vision = Family::of(model_type).ok()?.vision.as_ref();
+            vision.map(kind.class)
+        }),
     };
     class.ok_or_else(|| {
-        let known = FAMILIES
-            .iter()
-            .flat_map(|family| (kind.class)(family).names);
+        let known = visions().flat_map(|vision| (kind.class)(vision).names);
         let known: BTreeSet<&str> = known.copied().collect();
         VlmDataError::UnknownProcessor {
             found: named.or(model_type).unwrap_or("without a name").to_owned(),

@@ -8,7 +8,8 @@
 //! use vlm_data::picture::{Family, Picture, PictureConfig, PictureProcessor};
 //!
 //! let family = Family::of("qwen3_vl").expect("a family of the table");
-//! let processor = PictureProcessor::new(PictureConfig::of_family(family))?;
+//! let config = PictureConfig::of_family(family).expect("a family with pictures");
+//! let processor = PictureProcessor::new(config)?;
 //! let picture = Picture::from_rgb(640, 480, vec![127; 3 * 640 * 480])?;
 //! let patches = processor.patches(&picture)?;
 //! assert_eq!(patches.grid, [1, 30, 40]);

@@ -73,7 +73,10 @@ pub(super) fn account(
         {
             search.call(call.get("function").unwrap_or(call))?;
         }
-        from = search.end;
+        // Mistral's template writes the system text in the last question.
+        if message.role != Role::System {
+            from = search.end;
+        }
     }
     Ok(dropped)
 }

@@ -417,6 +417,24 @@ pub enum RecordProblem {
         "{% generation %}"
     )]
     NoGenerationTag,
+    /// A chat template whose turns are not known.
+    #[error(
+        "the chat template writes no known marks of turns: expected those of ChatML, Llama 3 or \
+         Mistral; mark the answers by {{% generation %}} and {{% endgeneration %}}, and choose the \
+         labels of these tags"
+    )]
+    UnknownChat,
+    /// A record with pictures or videos for a model of text alone.
+    #[error(
+        "the record has {images} pictures and {videos} videos, but the model reads text alone; \
+         remove them, or take a vision-language model"
+    )]
+    TextAlone {
+        /// The record's pictures.
+        images: usize,
+        /// Its videos.
+        videos: usize,
+    },
 }
 
 impl TextError {

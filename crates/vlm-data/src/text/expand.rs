@@ -94,12 +94,19 @@ impl Padded {
 /// transformers 5.24.0: `replace_image_token` and `replace_video_token` of the processors
 pub(super) fn pad(
     text: &str,
-    style: MediaStyle,
+    style: Option<MediaStyle>,
     merge: u32,
     images: &[Grid],
     videos: &[&VideoGrid],
     ranges: Vec<Range<usize>>,
 ) -> Result<Padded> {
+    let Some(style) = style else {
+        return Ok(Padded {
+            text: text.to_owned(),
+            runs: Vec::new(),
+            ranges,
+        });
+    };
     let (image_pad, video_pad) = (style.image_pad(), style.video_pad());
     let mut out = String::with_capacity(text.len());
     let (mut runs, mut moved) = (Vec::new(), ranges);

@@ -10,6 +10,7 @@ use std::path::Path;
 use vlm_family::{Family, MediaStyle};
 
 use super::account::account;
+use super::chat::{Chat, Turn, added};
 use super::error::{RecordProblem, Result, TextError};
 use super::expand::{Grid, Grids, Padded, VideoGrid, pad};
 use super::format::{Conversation, Message, Part, Role};
@@ -29,6 +30,8 @@ const MAX_TOKENS: usize = 1 << 24;
 /// line break. All rules train on the answer and on both tokens after it. They differ for an answer
 /// that begins with a line break: the first rule encodes the whole text, so the two breaks may be
 /// one untrained token; the other two encode the answer separately.
+///
+/// Llama 3's and Mistral's templates end an answer with one token, on which all rules train.
 ///
 /// In GLM's template, only the role token of the next turn ends a turn. The rules differ in the
 /// tokens trained in its place and in the token after the last answer.
@@ -118,76 +121,21 @@ enum Purpose {
     Prompt,
 }
 
-/// The marks of a template.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Chat {
-    ChatMl,
-    Glm,
-}
-
-const CHATML_START: &str = "<|im_start|>assistant\n";
-const CHATML_END: &str = "<|im_end|>";
-const GLM_START: &str = "<|assistant|>";
-const GLM_USER: &str = "<|user|>";
-const GLM_ROLES: [&str; 4] = ["<|system|>", GLM_USER, GLM_START, "<|observation|>"];
-
-/// The strings that a tokenizer of any family reads as marks of turns or pictures. Marks of boxes
-/// and thoughts are not among them, since answers may contain them.
-const RESERVED: [&str; 22] = [
-    "<|endoftext|>",
-    "<|im_start|>",
-    CHATML_END,
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|vision_pad|>",
-    "<|image_pad|>",
-    "<|video_pad|>",
-    "[gMASK]",
-    "[sMASK]",
-    "<sop>",
-    "<eop>",
-    "<|system|>",
-    "<|user|>",
-    "<|assistant|>",
-    "<|observation|>",
-    "<|begin_of_image|>",
-    "<|end_of_image|>",
-    "<|begin_of_video|>",
-    "<|end_of_video|>",
-    "<|image|>",
-    "<|video|>",
-];
-
-/// A turn of the assistant in a text, in bytes.
-#[derive(Debug, PartialEq, Eq)]
-struct Turn {
-    /// The answer, without its end marks.
-    answer: Range<usize>,
-    /// The end of the header; in GLM, before the line break that precedes the answer.
-    header_end: usize,
-}
-
 /// Encoder of conversations to token ids and labels: a tokenizer, a chat template and a family's
 /// style.
 #[derive(Debug)]
 pub struct TextEncoder {
     tokenizer: Tokenizer,
     template: ChatTemplate,
-    style: MediaStyle,
+    style: Option<MediaStyle>,
     merge: u32,
-    chat: Chat,
+    /// The marks of turns, if known.
+    chat: Option<&'static Chat>,
     reserved: Vec<String>,
-    ids: MarkIds,
-}
-
-#[derive(Debug)]
-struct MarkIds {
-    image_pad: u32,
-    video_pad: u32,
-    /// ChatML: `<|im_end|>`. GLM: `<|user|>`.
-    end: u32,
-    /// GLM: the `eos_token` of the configuration.
-    eos: u32,
+    /// The pads of pictures and videos, if the model sees.
+    pads: Vec<i64>,
+    /// The first mark that ends an answer, and the `eos_token` of the configuration.
+    ends: Vec<u32>,
 }
 
 impl TextEncoder {
@@ -221,84 +169,54 @@ impl TextEncoder {
         Self::new(
             Tokenizer::from_folder(folder)?,
             template,
-            family.style,
+            family.vision.as_ref().map(|vision| vision.style),
             merge,
         )
     }
 
-    /// Combines the parts. `merge` is the side of the square of patches that becomes one token.
+    /// Combines the parts. `style` is that of the pictures and videos, `None` for a model of text
+    /// alone; `merge` is the side of the square of patches that becomes one token.
     ///
     /// # Errors
-    /// [`TextError::MissingToken`] if the tokenizer lacks a mark of the family.
+    /// [`TextError::MissingToken`] if the tokenizer lacks a mark of the family or of the template.
     pub fn new(
         tokenizer: Tokenizer,
         template: ChatTemplate,
-        style: MediaStyle,
+        style: impl Into<Option<MediaStyle>>,
         merge: u32,
     ) -> Result<Self> {
-        let chat = match style {
-            MediaStyle::Qwen2 | MediaStyle::Qwen3 => Chat::ChatMl,
-            MediaStyle::Glm => Chat::Glm,
-        };
-        let id = |token: &'static str, purpose| {
-            let missing = TextError::MissingToken { token, purpose };
-            tokenizer
-                .is_added(token)
-                .then(|| tokenizer.token_id(token))
-                .flatten()
-                .ok_or(missing)
-        };
-        let eos = tokenizer
-            .named_tokens()
-            .iter()
-            .find(|(name, _)| name == "eos_token");
+        let style = style.into();
+        let chat = Chat::of(style, &template);
+        let mut named = tokenizer.named_tokens().iter();
+        let eos = named.find(|(name, _)| name == "eos_token");
         let eos = eos.and_then(|(_, token)| tokenizer.token_id(token));
-        let ids = match chat {
-            Chat::ChatMl => {
-                id("<|im_start|>", "begins a turn")?;
-                let end = id(CHATML_END, "ends a turn")?;
-                MarkIds {
-                    image_pad: id(style.image_pad(), "stands for a part of a picture")?,
-                    video_pad: id(style.video_pad(), "stands for a part of a video")?,
-                    end,
-                    eos: eos.unwrap_or(end),
-                }
+        let mut ends = Vec::new();
+        if let Some(chat) = chat {
+            let end = chat.end(&tokenizer)?;
+            ends = vec![end, eos.unwrap_or(end)];
+            if chat.is_open() && eos.is_none() {
+                ends[1] = added(&tokenizer, "<|endoftext|>", "ends a text")?;
             }
-            Chat::Glm => {
-                id(GLM_START, "begins an answer")?;
-                let end = id(GLM_USER, "begins a turn")?;
-                MarkIds {
-                    image_pad: id(style.image_pad(), "stands for a part of a picture")?,
-                    video_pad: id(style.video_pad(), "stands for a video")?,
-                    end,
-                    eos: match eos {
-                        Some(eos) => eos,
-                        None => id("<|endoftext|>", "ends a text")?,
-                    },
-                }
+        }
+        ends.extend(eos.filter(|_| chat.is_none()));
+        let mut pads = Vec::new();
+        if let Some(style) = style {
+            for (pad, purpose) in [
+                (style.image_pad(), "stands for a part of a picture"),
+                (style.video_pad(), "stands for a part of a video"),
+            ] {
+                pads.push(i64::from(added(&tokenizer, pad, purpose)?));
             }
-        };
-        // Some folders name an ordinary character as the token of padding.
-        let named = tokenizer
-            .named_tokens()
-            .iter()
-            .map(|(_, token)| token.as_str());
-        let named = named.filter(|token| token.len() > 2);
-        let reserved = RESERVED
-            .iter()
-            .copied()
-            .filter(|token| tokenizer.is_added(token));
-        let mut reserved: Vec<_> = reserved.chain(named).map(str::to_owned).collect();
-        reserved.sort_unstable();
-        reserved.dedup();
+        }
         Ok(Self {
+            reserved: Chat::reserved(chat, &tokenizer),
             tokenizer,
             template,
             style,
             merge,
             chat,
-            reserved,
-            ids,
+            pads,
+            ends,
         })
     }
 
@@ -308,22 +226,21 @@ impl TextEncoder {
         &self.tokenizer
     }
 
-    /// The notation of pictures and videos.
+    /// The notation of pictures and videos; `None` for a model of text alone.
     #[must_use]
-    pub fn style(&self) -> MediaStyle {
+    pub fn style(&self) -> Option<MediaStyle> {
         self.style
     }
 
-    /// The ids of the pads of pictures and videos.
+    /// The ids of the pads of pictures and videos; none for a model of text alone.
     #[must_use]
-    pub fn pads(&self) -> [i64; 2] {
-        [self.ids.image_pad, self.ids.video_pad].map(i64::from)
+    pub fn pads(&self) -> &[i64] {
+        &self.pads
     }
 
     /// The tokens that end a turn: the template's mark after an answer, and `eos_token`.
-    #[must_use]
-    pub fn ends(&self) -> [i64; 2] {
-        [self.ids.end, self.ids.eos].map(i64::from)
+    pub fn ends(&self) -> impl Iterator<Item = i64> {
+        self.ends.iter().copied().map(i64::from)
     }
 
     /// The side of the square of patches that becomes one token.
@@ -532,12 +449,15 @@ impl TextEncoder {
         }))
     }
 
+    fn is_pad(&self, id: u32) -> bool {
+        self.pads.contains(&i64::from(id))
+    }
+
     /// Ids and labels with each pad repeated as often as its picture has tokens.
     fn expanded(&self, ids: &[u32], labels: &[i64], runs: &[usize]) -> (Vec<i64>, Vec<i64>) {
-        let pads = [self.ids.image_pad, self.ids.video_pad];
         let mut runs = runs.iter().copied();
         let pairs = ids.iter().zip(labels).flat_map(|(id, label)| {
-            let run = match pads.contains(id) {
+            let run = match self.is_pad(*id) {
                 true => runs.next().unwrap_or(1),
                 false => 1,
             };
@@ -567,12 +487,16 @@ impl TextEncoder {
         if let Some(eos) = eos.next_back().filter(|eos| !text.ends_with(*eos)) {
             text.push_str(eos);
         }
-        let ids = self.tokenizer.encode(&(prompt.clone() + &text))?;
+        let begin = self.tokenizer.begin();
+        let encode = |text: &str| -> Result<Vec<u32>> {
+            Ok([begin, &self.tokenizer.encode(text)?].concat())
+        };
+        let ids = encode(&(prompt.clone() + &text))?;
         // The end of the prompt may become other tokens before the completion.
         let untrained = match prompt.is_empty() || trained == Trained::Everything {
             true => 0,
             false => {
-                let alone = self.tokenizer.encode(&prompt)?;
+                let alone = encode(&prompt)?;
                 let pairs = alone.iter().zip(&ids);
                 pairs.take_while(|(one, other)| one == other).count()
             }
@@ -580,9 +504,10 @@ impl TextEncoder {
         if ids.len() > limit {
             return Ok(Attempt::TooLong(ids.len()));
         }
-        let pads = [self.ids.image_pad, self.ids.video_pad];
-        if ids.iter().any(|id| pads.contains(id)) {
-            let token = self.style.image_pad().to_owned();
+        if let Some(style) = self.style
+            && ids.iter().any(|id| self.is_pad(*id))
+        {
+            let token = style.image_pad().to_owned();
             return Err(at_line(RecordProblem::SpecialToken { message: 1, token }));
         }
         let mut labels = vec![IGNORED; ids.len()];
@@ -600,9 +525,8 @@ impl TextEncoder {
 
     /// The labels of all tokens but those that have a label, and those of pictures and videos.
     fn all_but(&self, ids: &[u32], labels: &[i64]) -> Vec<i64> {
-        let pads = [self.ids.image_pad, self.ids.video_pad];
         let pairs = ids.iter().zip(labels);
-        let label = |(id, label): (&u32, &i64)| match *label == IGNORED && !pads.contains(id) {
+        let label = |(id, label): (&u32, &i64)| match *label == IGNORED && !self.is_pad(*id) {
             true => i64::from(*id),
             false => IGNORED,
         };
@@ -611,9 +535,8 @@ impl TextEncoder {
 
     /// Labels the tokens of a range that have no label, without those of pictures and videos.
     fn fill(&self, labels: &mut [i64], ids: &[u32], range: Range<usize>) {
-        let pads = [self.ids.image_pad, self.ids.video_pad];
         for index in range {
-            if labels[index] == IGNORED && !pads.contains(&ids[index]) {
+            if labels[index] == IGNORED && !self.is_pad(ids[index]) {
                 labels[index] = i64::from(ids[index]);
             }
         }
@@ -667,8 +590,10 @@ impl TextEncoder {
                 self.label_generated(&padded.text, &padded.ranges, &trained)
             }
             rule => {
-                let turns = self.turns(&padded.text);
-                let turns = turns.and_then(|turns| {
+                let chat = self
+                    .chat
+                    .ok_or_else(|| at_line(RecordProblem::UnknownChat))?;
+                let turns = chat.turns(&padded.text).and_then(|turns| {
                     expect_turns(turns.len(), answers.len())?;
                     Ok(turns)
                 });
@@ -680,46 +605,13 @@ impl TextEncoder {
                     trained: &trained,
                     through: &through,
                 };
-                match self.chat {
-                    Chat::ChatMl => self.label_chatml(&padded.text, parts, rule),
-                    Chat::Glm => self.label_glm(&padded.text, parts, rule),
+                if chat.is_open() {
+                    self.label_open(&padded.text, parts, rule)
+                } else {
+                    self.label_closed(&padded.text, parts, (chat.trained_after, rule))
                 }
             }
         }
-    }
-
-    /// The assistant's turns in a rendered text.
-    fn turns(&self, text: &str) -> Result<Vec<Turn>, RecordProblem> {
-        let (mut turns, mut from) = (Vec::new(), 0);
-        let header = match self.chat {
-            Chat::ChatMl => CHATML_START,
-            Chat::Glm => GLM_START,
-        };
-        while let Some(at) = text[from..].find(header) {
-            let header_end = from + at + header.len();
-            let rest = &text[header_end..];
-            let (start, end) = match self.chat {
-                Chat::ChatMl => (0, rest.find(CHATML_END)),
-                Chat::Glm => {
-                    let end = GLM_ROLES.iter().filter_map(|role| rest.find(role)).min();
-                    let end = end.unwrap_or(rest.len());
-                    (usize::from(rest[..end].starts_with('\n')), Some(end))
-                }
-            };
-            let Some(end) = end else {
-                let found = turns.len();
-                return Err(RecordProblem::Turns {
-                    expected: found + 1,
-                    found,
-                });
-            };
-            turns.push(Turn {
-                answer: header_end + start..header_end + end,
-                header_end,
-            });
-            from = header_end + end;
-        }
-        Ok(turns)
     }
 
     /// Encodes the pieces of a text between `cuts` separately.
@@ -734,11 +626,11 @@ impl TextEncoder {
         Ok((ids, starts))
     }
 
-    fn label_chatml(
+    fn label_closed(
         &self,
         text: &str,
         parts: Parts<'_>,
-        rule: LabelRule,
+        (trained_after, rule): (usize, LabelRule),
     ) -> Result<(Vec<u32>, Vec<i64>)> {
         let (turns, trained) = (parts.turns, parts.trained);
         let cuts: Vec<usize> = match rule {
@@ -752,8 +644,7 @@ impl TextEncoder {
         for ((turn, train), through) in turns.iter().zip(trained).zip(parts.through) {
             let first = starts.partition_point(|&start| start < turn.answer.start);
             let end = starts.partition_point(|&start| start < turn.answer.end);
-            // The end of the turn, and the line break after it.
-            let after = (end + 2).min(ids.len());
+            let after = (end + trained_after).min(ids.len());
             let last = after == ids.len();
             match train {
                 Train::All => label(&mut labels, &ids, first..after),
@@ -770,7 +661,7 @@ impl TextEncoder {
         Ok((ids, labels))
     }
 
-    fn label_glm(
+    fn label_open(
         &self,
         text: &str,
         Parts {
@@ -795,7 +686,10 @@ impl TextEncoder {
         };
         let (mut ids, starts) = self.encode_pieces(text, &cuts)?;
         let mut labels = vec![IGNORED; ids.len()];
-        let last_end = if factory { self.ids.eos } else { self.ids.end };
+        let &[end_id, eos_id] = &self.ends[..] else {
+            unreachable!("a chat has both");
+        };
+        let last_end = if factory { eos_id } else { end_id };
         let mut before = 0;
         for (index, (turn, train)) in turns.iter().zip(trained).enumerate() {
             let first = starts.partition_point(|&place| place < start(turn));
@@ -803,9 +697,9 @@ impl TextEncoder {
             if *train == Train::All {
                 label(&mut labels, &ids, first..end);
                 if end < starts.len() && factory {
-                    labels[end] = i64::from(self.ids.eos);
-                } else if end < starts.len() && ids[end] == self.ids.end {
-                    labels[end] = i64::from(self.ids.end);
+                    labels[end] = i64::from(eos_id);
+                } else if end < starts.len() && ids[end] == end_id {
+                    labels[end] = i64::from(end_id);
                 }
             }
             if through.get(index) == Some(&true) {

@@ -28,6 +28,7 @@
 
 mod account;
 mod budget;
+mod chat;
 pub mod error;
 pub mod expand;
 pub mod format;

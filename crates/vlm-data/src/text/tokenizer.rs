@@ -30,6 +30,8 @@ pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     /// The tokens with names in a chat template: `bos_token`, `eos_token`, `pad_token`, ...
     special: Vec<(String, String)>,
+    /// The tokens put before any text that is no chat.
+    begin: Vec<u32>,
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -63,18 +65,30 @@ impl Tokenizer {
             Some(bytes) => from_json(&file, &bytes)?,
             None => from_vocabulary(folder, &config)?,
         };
+        let begin = begin_of_text(&inner).map_err(|error| refused(&file, error.to_string()))?;
         // Padding and truncation are up to the trainer, not to the file. Without a post-processor,
         // offsets cover whole tokens; transformers adds no special tokens to a chat.
         inner.with_padding(None);
-        let refused = |error: tokenizers::Error| TextError::Tokenizer {
+        let failed = |error: tokenizers::Error| TextError::Tokenizer {
             path: folder.to_owned(),
             reason: error.to_string(),
         };
-        inner.with_truncation(None).map_err(refused)?;
+        inner.with_truncation(None).map_err(failed)?;
         inner.with_post_processor(None::<tokenizers::PostProcessorWrapper>);
         add_tokens(folder, &config, &mut inner)?;
         let special = special_tokens(&config);
-        Ok(Self { inner, special })
+        Ok(Self {
+            inner,
+            special,
+            begin,
+        })
+    }
+
+    /// The tokens that the folder's tokenizer puts before any text that is no chat, such as Llama's
+    /// `<|begin_of_text|>`.
+    #[must_use]
+    pub fn begin(&self) -> &[u32] {
+        &self.begin
     }
 
     /// Encodes a text. Added tokens in it are recognised; none are added around it.
@@ -153,6 +167,19 @@ impl Tokenizer {
     pub fn named_tokens(&self) -> &[(String, String)] {
         &self.special
     }
+}
+
+/// The tokens that a tokenizer puts before a text.
+fn begin_of_text(inner: &tokenizers::Tokenizer) -> tokenizers::Result<Vec<u32>> {
+    let encoding = inner.encode("a", true)?;
+    let ids = encoding
+        .get_ids()
+        .iter()
+        .zip(encoding.get_special_tokens_mask());
+    Ok(ids
+        .take_while(|(_, added)| **added == 1)
+        .map(|(id, _)| *id)
+        .collect())
 }
 
 /// Reads a file; none if it does not exist.

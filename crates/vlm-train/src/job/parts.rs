@@ -56,6 +56,13 @@ impl FinetuneConfig {
         }
         let layers = self.layers(model.text.layers)?;
         let full_parts = sorted(&given.full_parts);
+        let of_tower = |part: &ModelPart| *part != ModelPart::Decoder;
+        if model.vision.is_none() && parts.iter().chain(&full_parts).any(of_tower) {
+            return wrong(
+                "the model reads text alone: it has no tower and no merger, so leave them out of \
+                 --parts and --full-parts",
+            );
+        }
         if given.adapter.is_none() {
             if !layers.is_empty() && !parts.contains(&ModelPart::Decoder) {
                 return wrong("--layers is of the decoder; add decoder to --parts");

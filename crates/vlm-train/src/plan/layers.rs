@@ -193,7 +193,7 @@ impl Layer {
             Some(delta) => Mixing::Delta(DeltaAttention::new(&scope, hidden, delta)),
             None => Mixing::Attention(SelfAttention::new(&scope, config)),
         };
-        let own_gate = !config.joined_gate;
+        let (own_gate, bias) = (!config.joined_gate, config.mlp_bias);
         let up = if own_gate { inner } else { 2 * inner };
         Self {
             input_norm: norm(),
@@ -201,9 +201,9 @@ impl Layer {
             mixed_norm: config.output_norms.then(norm),
             network_norm: norm(),
             network: FeedForward {
-                gate: own_gate.then(|| scope.linear("mlp.gate_proj", [hidden, inner], false)),
-                up: scope.linear("mlp.up_proj", [hidden, up], false),
-                down: scope.linear("mlp.down_proj", [inner, hidden], false),
+                gate: own_gate.then(|| scope.linear("mlp.gate_proj", [hidden, inner], bias)),
+                up: scope.linear("mlp.up_proj", [hidden, up], bias),
+                down: scope.linear("mlp.down_proj", [inner, hidden], bias),
                 joined: config.joined_gate.then_some(inner),
                 activation: Act::Silu,
             },

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Device};
 use vlm_data::{MicroBatch, SampleRows, TrainingSample};
-use vlm_models::{ModelPart, VlmConfig, has_linear_kernel};
+use vlm_models::{ModelPart, VisionConfig, VlmConfig, has_linear_kernel};
 
 use self::dry::{Run, Types};
 use self::layers::Trained;
@@ -198,8 +198,8 @@ impl MemoryPlan {
             optimizer: OptimizerState::Replicated,
             recomputes: recipe.recompute,
             layers: config.text.layers,
-            blocks: config.vision.depth,
-            patch_elems: config.vision.patch.iter().product(),
+            blocks: config.vision.as_ref().map_or(0, |vision| vision.depth),
+            patch_elems: config.vision.as_ref().map_or(0, VisionConfig::patch_elems),
             model: Arc::new(Model::new(config, &parts)),
         })
     }

@@ -22,7 +22,7 @@ pub(super) struct Model {
     trains_head: bool,
     hidden: usize,
     rotary_dim: usize,
-    tower: Tower,
+    tower: Option<Tower>,
 }
 
 struct Tower {
@@ -66,18 +66,21 @@ impl Model {
             trains_head: trained.below("lm_head."),
             hidden: text.hidden_size,
             rotary_dim: text.rotation.head_dim(),
-            tower: Tower::new(&config.vision, trained),
+            tower: config
+                .vision
+                .as_ref()
+                .map(|vision| Tower::new(vision, trained)),
         }
     }
 
     /// Runs a micro-batch, with the memory of each phase.
     pub(super) fn micro(&self, run: &Run, shape: &MicroShape, recomputes: bool) {
         let _data = self.data(run, shape);
-        let patches = (shape.patches > 0).then(|| self.tower.data(run, shape.patches));
+        let seen = self.seen(run, shape);
         if recomputes {
-            self.by_layer(run, shape, patches.as_ref());
+            self.by_layer(run, shape, seen.as_ref());
         } else {
-            self.at_once(run, shape, patches.as_ref());
+            self.at_once(run, shape, seen.as_ref());
         }
     }
 
@@ -85,8 +88,14 @@ impl Model {
     pub(super) fn loss(&self, run: &Run, shape: &MicroShape) {
         run.be_quiet(true);
         let _data = self.data(run, shape);
-        let patches = (shape.patches > 0).then(|| self.tower.data(run, shape.patches));
-        self.at_once(run, shape, patches.as_ref());
+        let seen = self.seen(run, shape);
+        self.at_once(run, shape, seen.as_ref());
+    }
+
+    /// The tower and the patches of a micro-batch, if it has any.
+    fn seen(&self, run: &Run, shape: &MicroShape) -> Option<(&Tower, Ghost)> {
+        let tower = self.tower.as_ref().filter(|_| shape.patches > 0)?;
+        Some((tower, tower.data(run, shape.patches)))
     }
 
     /// Ids, position ids, masks, cos and sin of the tokens.
@@ -132,19 +141,19 @@ impl Model {
     }
 
     /// With one graph.
-    fn at_once(&self, run: &Run, shape: &MicroShape, patches: Option<&Ghost>) {
+    fn at_once(&self, run: &Run, shape: &MicroShape, seen: Option<&(&Tower, Ghost)>) {
         let tokens = shape.tokens;
         let (mut features, mut merged) = (Vec::new(), None);
-        if let Some(patches) = patches {
+        if let Some((tower, patches)) = seen {
             let count = shape.patches;
-            let mut hidden = self.tower.first(run, patches, count);
-            for (index, block) in self.tower.blocks.iter().enumerate() {
+            let mut hidden = tower.first(run, patches, count);
+            for (index, block) in tower.blocks.iter().enumerate() {
                 hidden = block.forward(run, hidden, count);
-                if let Some(feature) = self.tower.feature_of(index) {
+                if let Some(feature) = tower.feature_of(index) {
                     features.push(feature.forward(run, hidden.clone()));
                 }
             }
-            merged = Some(self.tower.merged(run, hidden));
+            merged = Some(tower.merged(run, hidden));
             run.phase(TOWER_FORWARD);
         }
         let table = self.table(run);
@@ -170,10 +179,11 @@ impl Model {
     }
 
     /// With one layer's graph at a time.
-    fn by_layer(&self, run: &Run, shape: &MicroShape, patches: Option<&Ghost>) {
-        let tower_wanted = patches.is_some() && self.tower.trains();
+    fn by_layer(&self, run: &Run, shape: &MicroShape, of_tower: Option<&(&Tower, Ghost)>) {
+        let tower_wanted = of_tower.is_some_and(|(tower, _)| tower.trains());
         run.be_quiet(true);
-        let seen = patches.map(|patches| self.tower.see(run, patches, shape.patches, tower_wanted));
+        let seen =
+            of_tower.map(|(tower, patches)| tower.see(run, patches, shape.patches, tower_wanted));
         run.phase(TOWER_FORWARD);
         let mut wanted = vec![tower_wanted || self.trains_words];
         for layer in &self.layers {
@@ -215,8 +225,8 @@ impl Model {
             let (Some(output_gradient), Some(input)) = (gradient.take(), inputs.pop()) else {
                 break;
             };
-            if index < features && tower_wanted {
-                let elems = self.tower.merged_elems(shape.patches, self.hidden);
+            if let Some((tower, _)) = of_tower.filter(|_| index < features && tower_wanted) {
+                let elems = tower.merged_elems(shape.patches, self.hidden);
                 feature_gradients.push(output_gradient.reduced(elems));
             }
             let input = leaf(input, wanted[index]);
@@ -243,10 +253,11 @@ impl Model {
             run.add(sum);
         }
         run.phase(WORDS);
-        if let (Some(patches), Some(seen), Some(merged)) = (patches, seen, merged_gradient) {
+        if let (Some((tower, patches)), Some(seen), Some(merged)) =
+            (of_tower, seen, merged_gradient)
+        {
             let output = (merged, feature_gradients);
-            self.tower
-                .backward(run, (patches, shape.patches), seen.inputs, output);
+            tower.backward(run, (patches, shape.patches), seen.inputs, output);
         }
     }
 }

@@ -79,6 +79,7 @@ impl Numbers {
 }
 
 pub(crate) fn sample(index: usize, config: &VlmConfig) -> TrainingSample {
+    let vision = config.vision.as_ref().expect("a tower");
     let (start, end) = (292, 293);
     let mut draw = Numbers(1000 + index as u64);
     let mut sample = TrainingSample {
@@ -90,10 +91,10 @@ pub(crate) fn sample(index: usize, config: &VlmConfig) -> TrainingSample {
         let grid = [1, 4, 2 * (1 + index % 3)];
         let patches = grid[1] * grid[2];
         input_ids.push(start);
-        input_ids.extend(vec![config.image_token; patches / 4]);
+        input_ids.extend(vec![vision.image_token; patches / 4]);
         input_ids.push(end);
         let pixel = |draw: &mut Numbers| ((draw.next() % 256) as f32 - 128.0) / 64.0;
-        let elements = patches * config.vision.patch_elems();
+        let elements = patches * vision.patch_elems();
         sample.image_patches = (0..elements).map(|_| pixel(&mut draw)).collect();
         sample.image_grids.push(grid);
     }

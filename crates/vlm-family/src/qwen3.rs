@@ -1,0 +1,16 @@
+//! Qwen3, dense.
+
+use crate::family::{Family, TextParts};
+use crate::qwen2;
+
+pub(crate) const ROW: Family = Family {
+    name: "Qwen3",
+    model_type: "qwen3",
+    rotation: "qwen3",
+    text: TextParts {
+        qkv_bias: false,
+        qk_norm: true,
+        ..qwen2::ROW.text
+    },
+    ..qwen2::ROW
+};
