@@ -170,6 +170,7 @@ fn sums(model: &Vlm, batch: &MicroBatch) -> Sums {
         prompt: prompt(batch),
         image_patches: patches(&batch.image_patches, &batch.image_grids),
         video_patches: patches(&batch.video_patches, &batch.video_grids),
+        shown: None,
     };
     let prepared = model.batch(&inputs).expect("a batch");
     let loss = model.loss(&prepared, &batch.labels).expect("targets");

@@ -250,6 +250,15 @@ const FUNCTIONS: &[Function] = &[
         let out = loss.try_forward(random.tensor([3, 2]), random.tensor([3, 2]));
         out.is_ok_and(|out| goes_back(&[out]))
     }),
+    ("burn-attention CrossEntropy::by_row", |random| {
+        let targets = vec![random.of(&[0, 1, 2, -100, -1]); random.size(3)];
+        let Ok(loss) = CrossEntropy::new(&targets, random.size(3)) else {
+            return false;
+        };
+        let loss = loss.with_implementation(random.of(&IMPLEMENTATIONS));
+        let out = loss.by_row(random.tensor([3, 2]), random.tensor([3, 2]));
+        out.is_ok_and(|out| goes_back(&[out]))
+    }),
     ("burn-attention rms_norm", |random| {
         let epsilon = random.of(&[1e-6, 0.0, -1.0, f64::NAN, f64::INFINITY]);
         let out = rms_norm(random.tensor([2, 3]), random.tensor([3]), epsilon);

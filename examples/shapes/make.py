@@ -1,5 +1,6 @@
 """Writes train.jsonl, test.jsonl, pictures/ and the tokenizer of model/: questions about drawn figures. colour.jsonl and
 colour_test.jsonl ask for colours alone, which a model of the 64 samples of train.jsonl has not learned: for an adapter.
+prefer.jsonl and prefer_test.jsonl are pairs of answers to the questions of colour.jsonl and colour_test.jsonl.
 
     pip install pillow==13.0.0 tokenizers==0.23.3
     python make.py                                   # this folder, the same bytes each time
@@ -116,6 +117,20 @@ class Maker:
                 file.write(json.dumps(self.sample(kind)) + "\n")
 
 
+def prefer(out, name, source, count):
+    """Pairs over the first pictures of another file: red is preferred to any other colour."""
+    pick = random.Random(42)
+    with open(os.path.join(out, f"{source}.jsonl"), encoding="utf-8") as file:
+        records = [json.loads(line) for line in file][:count]
+    with open(os.path.join(out, f"{name}.jsonl"), "w", encoding="utf-8", newline="\n") as file:
+        for record in records:
+            answers = "red", pick.choice(["green", "blue", "yellow"])
+            pair = {"prompt": record["messages"][:1]}
+            for key, text in zip(["chosen", "rejected"], answers):
+                pair[key] = [{"role": "assistant", "content": text}]
+            file.write(json.dumps({**pair, "images": record["images"]}) + "\n")
+
+
 def tokenizer(folder):
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -185,6 +200,8 @@ def main():
     maker = Maker(arguments.out, 41)
     maker.write("colour", ["colour"] * 128)
     maker.write("colour_test", ["colour"] * 32)
+    prefer(arguments.out, "prefer", "colour", 64)
+    prefer(arguments.out, "prefer_test", "colour_test", 16)
     tokenizer(os.path.join(HERE, "model"))
 
 

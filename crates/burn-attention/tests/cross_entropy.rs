@@ -246,3 +246,51 @@ fn wrong_inputs_are_refused() {
         assert!(error.to_string().contains(message), "{error}");
     }
 }
+
+/// Losses by row, in the order of the rows, each with a gradient of its own.
+#[test]
+fn rows_have_losses_and_gradients_of_their_own() {
+    let dtype = DType::F64;
+    let device = Device::flex().autodiff();
+    let tensor = |values: Vec<f64>, rows: usize| {
+        let data = TensorData::new(values, [rows, CHANNELS]);
+        Tensor::<2>::from_data(data, (&device, dtype)).require_grad()
+    };
+    let counted: Vec<usize> = (0..TARGETS.len())
+        .filter(|row| TARGETS[*row] != IGNORED)
+        .collect();
+    for method in METHODS {
+        let hidden = tensor(hidden(dtype), TARGETS.len());
+        let weight = tensor(weight(dtype), VOCABULARY);
+        let loss = |targets: &[i64]| {
+            CrossEntropy::new(targets, VOCABULARY)
+                .expect("valid targets")
+                .with_implementation(method.0)
+                .with_blocks(method.1)
+        };
+        let losses = loss(&TARGETS).by_row(hidden.clone(), weight.clone());
+        let losses = losses.expect("it fits");
+        let factors: Vec<f64> = (0..counted.len()).map(|row| 1.5 - row as f64).collect();
+        let data = TensorData::new(factors.clone(), [counted.len()]);
+        let sum = (losses.clone() * Tensor::from_data(data, (&device, dtype))).sum();
+        let gradients = sum.backward();
+        let found = values(losses);
+        let mut expected = vec![0.0; VOCABULARY * CHANNELS];
+        for ((row, factor), found) in counted.iter().zip(&factors).zip(found) {
+            let mut only = [IGNORED; TARGETS.len()];
+            only[*row] = TARGETS[*row];
+            let alone = loss(&only).forward(hidden.clone(), weight.clone());
+            assert!(
+                (values(alone.clone())[0] - found).abs() < 1e-12,
+                "{method:?}"
+            );
+            let alone = values(weight.grad(&alone.backward()).expect("a gradient"));
+            for (sum, part) in expected.iter_mut().zip(alone) {
+                *sum += factor * part;
+            }
+        }
+        let found = values(weight.grad(&gradients).expect("a gradient"));
+        let pairs = found.iter().zip(&expected);
+        assert!(pairs.map(|(x, y)| (x - y).abs()).fold(0.0, f64::max) < 1e-12);
+    }
+}

@@ -8,10 +8,10 @@ use std::time::Instant;
 use burn::tensor::{Device as HostDevice, FloatDType};
 use clap::{Args, ValueHint};
 use serde_json::json;
-use vlm_data::text::{Conversation, Conversations, FileOptions, IGNORED, Message, Role};
+use vlm_data::text::{Answers, Conversation, Conversations, FileOptions, Message, Role};
 use vlm_data::{Cut, MicroBatch, SampleEncoder, TrainingSample};
 use vlm_models::{GenerateOptions, GenerationConfig, Sampling, Vlm, VlmConfig};
-use vlm_train::{AnswerStream, answer_text, before_stop, stop_tokens};
+use vlm_train::{AnswerStream, answer_text, before_stop, last_answer, stop_tokens};
 
 use crate::arguments::{MAX_TOKENS, complaint, count_in, seed};
 use crate::device::{Compute, Device, TokenArgs};
@@ -209,7 +209,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Box<dyn Error>> {
     let encoder = SampleEncoder::from_folder(&args.folder, samples)?;
     let options = args.options(&encoder)?;
     let index = match &args.data {
-        Some(path) => Some(args.records.open(path)?),
+        Some(path) => Some(args.records.open(path, Answers::Any)?),
         None => None,
     };
     // Wrong prompts are told before weights are loaded.
@@ -240,7 +240,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Box<dyn Error>> {
                 for record in batch {
                     let asked = reader.read(*record).map_err(Into::into);
                     let asked = asked.and_then(|conversation| {
-                        let reference = reference(&encoder, &conversation, &options.stop)?;
+                        let reference = last_answer(&encoder, &conversation, &options.stop)?;
                         question(&encoder, &conversation, Some(reference))
                     });
                     match asked {
@@ -287,21 +287,6 @@ fn question(
         reference,
         sample: encoder.encode_prompt(conversation)?,
     })
-}
-
-/// The last answer of a record, as a model is trained to write it: with boxes in the family's form.
-fn reference(
-    encoder: &SampleEncoder,
-    conversation: &Conversation,
-    stop: &[i64],
-) -> Result<String, Box<dyn Error>> {
-    let labels = encoder.measure(conversation)?.text.labels;
-    let end = labels.iter().rposition(|label| *label != IGNORED);
-    let end = end.map_or(0, |last| last + 1);
-    let start = labels[..end].iter().rposition(|label| *label == IGNORED);
-    let start = start.map_or(0, |last| last + 1);
-    let answer = before_stop(&labels[start..end], stop);
-    Ok(answer_text(encoder.text().tokenizer(), answer)?)
 }
 
 /// Answers some questions at once, and shows the answers. A single one is shown as it comes.

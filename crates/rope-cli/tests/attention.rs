@@ -274,6 +274,7 @@ fn the_models_train_on_the_npu() {
                 },
                 image_patches: Some(patches),
                 video_patches: None,
+                shown: None,
             };
             let batch = model.batch(&inputs).expect(name);
             let mut optimizer = AdamWConfig::new().with_epsilon(1e-8).init();

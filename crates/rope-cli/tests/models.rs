@@ -456,6 +456,7 @@ fn generation_with_a_cache_equals_the_whole_forward() {
                 prompt: example.prompt(),
                 image_patches: images.clone(),
                 video_patches: videos.clone(),
+                shown: None,
             })
             .expect("prompt fits");
         let generated = model.generate(&batch, NEW, &[]).expect("generates");
@@ -485,6 +486,7 @@ fn generation_with_a_cache_equals_the_whole_forward() {
                     },
                     image_patches: part(&images, image_range),
                     video_patches: part(&videos, video_range),
+                    shown: None,
                 })
                 .expect("row fits");
             let logits = model.forward(&whole).expect("runs").squeeze_dim::<2>(0);
@@ -541,6 +543,7 @@ fn packed_gives_the_logits_of_its_parts(name: &str) {
             },
             image_patches: Some(images.clone()),
             video_patches: videos.clone(),
+            shown: None,
         })
         .expect("prompt fits");
     let whole = floats(model.forward(&packed).expect("runs"));
@@ -557,6 +560,7 @@ fn packed_gives_the_logits_of_its_parts(name: &str) {
                 },
                 image_patches: Some(images.clone().narrow(0, first_patch, [60, 16][row])),
                 video_patches: videos.clone().filter(|_| row == 1),
+                shown: None,
             })
             .expect("part fits");
         let alone = floats(model.forward(&batch).expect("runs"));
@@ -1111,6 +1115,7 @@ fn wrong_prompts_and_labels_have_their_own_errors() {
             prompt,
             image_patches,
             video_patches: None,
+            shown: None,
         })
     };
     for patches in [None, image(7, elems), image(8, elems - 1)] {
@@ -1122,6 +1127,7 @@ fn wrong_prompts_and_labels_have_their_own_errors() {
             prompt,
             image_patches: image(8, elems),
             video_patches: image(8, elems),
+            shown: None,
         })
         .expect_err("no video");
     assert_is!(error => VlmError::Patches { kind: "video", .. });

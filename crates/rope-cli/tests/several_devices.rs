@@ -160,6 +160,28 @@ fn two_npus_of_a_process_and_two_processes_learn_what_one_learns() {
 }
 
 #[test]
+fn two_npus_learn_from_pairs_what_the_processor_learns() {
+    let options = format!("--steps {STEPS} --loss dpo --data prefer.jsonl");
+    let (alone, both) = (folder("pairs-one"), folder("pairs-two"));
+    done(&command(&alone, &options).output().expect("starts"));
+    let options = format!("{options} --device ascend-sim:0 --device ascend-sim:1");
+    done(&command(&both, &options).output().expect("starts"));
+    let found = apart(&numbers(&alone), &numbers(&both));
+    assert!(found <= 1e-6, "{found:.1e}");
+    let margin = |out: &Path| {
+        let log = std::fs::read_to_string(out.join("log.jsonl")).expect("a log");
+        let last = log.lines().last().expect("a step").to_owned();
+        let last: serde_json::Value = serde_json::from_str(&last).expect("a line of JSON");
+        last["reward_margin"].as_f64().expect("a margin")
+    };
+    let [alone, both] = [margin(&alone), margin(&both)];
+    assert!(
+        (alone - both).abs() < 1e-6 && alone != 0.0,
+        "{alone} {both}"
+    );
+}
+
+#[test]
 fn the_processor_may_be_several_ranks_some_of_which_have_no_conversation() {
     for (batch, sharding) in [
         ("", ""),

@@ -1,8 +1,10 @@
 //! Combines samples into micro-batches: packed end to end, or padded to similar lengths.
 
+use std::ops::Range;
+
 use crate::memory::reserve;
 use crate::sample::TrainingSample;
-use crate::text::IGNORED;
+use crate::text::{AnswerPair, IGNORED};
 use crate::{Result, VlmDataError};
 
 /// The padding token. No token attends to it.
@@ -97,7 +99,7 @@ pub struct MicroBatch {
     pub labels: Vec<i64>,
     /// The division of the tokens into samples.
     pub rows: SampleRows,
-    /// The line of each sample in the data file, from 1.
+    /// The line of each sequence's record in the data file, from 1.
     pub lines: Vec<u64>,
     /// Time, height and width in patches of each picture, in order of the samples.
     pub image_grids: Vec<[usize; 3]>,
@@ -111,6 +113,12 @@ pub struct MicroBatch {
     pub seconds_per_grid: Vec<f64>,
     /// The number of labels other than [`IGNORED`].
     pub trained_tokens: usize,
+    /// The answers of samples of two sequences, which follow each other and show the same pictures
+    /// and videos: their grids are listed for each sequence, their patches once.
+    pub pairs: Vec<AnswerPair>,
+    /// For each grid of pictures, and of videos, the number of its picture or video, if there are
+    /// pairs.
+    pub shown: Option<[Vec<usize>; 2]>,
 }
 
 impl MicroBatch {
@@ -120,14 +128,13 @@ impl MicroBatch {
     /// [`VlmDataError::Config`] if there are no samples, or if they exceed the token limit of the
     /// cut; [`VlmDataError::Memory`].
     pub fn new(mut samples: Vec<TrainingSample>, cut: Cut) -> Result<Self> {
-        let longest = samples
-            .iter()
-            .map(TrainingSample::tokens)
-            .max()
-            .unwrap_or(0);
+        let sequences: Vec<_> = samples.iter().map(TrainingSample::sequences).collect();
+        let rows = sequences.iter().map(Vec::len).sum();
+        let longest = sequences.iter().flatten().map(Range::len).max();
+        let longest = longest.unwrap_or(0);
         let tokens = match cut {
             Cut::Packed { .. } => samples.iter().map(TrainingSample::tokens).sum(),
-            Cut::Padded { .. } => samples.len() * longest,
+            Cut::Padded { .. } => rows * longest,
         };
         if tokens == 0 || tokens > cut.tokens() {
             return Err(VlmDataError::Config {
@@ -144,41 +151,101 @@ impl MicroBatch {
                     cu_seqlens: vec![0],
                 },
                 Cut::Padded { .. } => SampleRows::Padded {
-                    rows: samples.len(),
+                    rows,
                     attention_mask: Vec::with_capacity(tokens),
                 },
             },
-            lines: Vec::with_capacity(samples.len()),
+            lines: Vec::with_capacity(rows),
             image_grids: Vec::new(),
             image_patches: join(&mut samples, |sample| &mut sample.image_patches)?,
             video_grids: Vec::new(),
             video_patches: join(&mut samples, |sample| &mut sample.video_patches)?,
             seconds_per_grid: Vec::new(),
             trained_tokens: 0,
+            pairs: Vec::new(),
+            shown: None,
         };
-        for sample in samples {
-            let start = batch.input_ids.len();
-            batch.input_ids.extend(&sample.text.input_ids);
-            batch.labels.extend(&sample.text.labels);
-            batch.labels[start] = IGNORED;
-            match &mut batch.rows {
-                SampleRows::Packed { cu_seqlens } => cu_seqlens.push(batch.input_ids.len()),
-                SampleRows::Padded { attention_mask, .. } => {
-                    let end = start + longest;
-                    attention_mask.resize(batch.input_ids.len(), true);
-                    attention_mask.resize(end, false);
-                    batch.input_ids.resize(end, PADDING);
-                    batch.labels.resize(end, IGNORED);
-                }
+        for (sample, sequences) in samples.iter().zip(sequences) {
+            batch.show(sample);
+            let mut starts = Vec::with_capacity(sequences.len());
+            for sequence in sequences {
+                starts.push(batch.input_ids.len());
+                batch.add(sample, sequence, longest);
             }
-            batch.lines.push(sample.line);
-            batch.image_grids.extend(&sample.image_grids);
-            batch.video_grids.extend(&sample.video_grids);
-            batch.seconds_per_grid.extend(&sample.seconds_per_grid);
+            if let (Some(pair), [first, second]) = (&sample.text.pair, &starts[..]) {
+                let [chosen, rejected] = pair.answers;
+                batch.pairs.push(AnswerPair {
+                    second: *second,
+                    answers: [first + chosen, second + rejected - pair.second],
+                    is_good: pair.is_good,
+                });
+            }
         }
         let trained = batch.labels.iter().filter(|&&label| label != IGNORED);
         batch.trained_tokens = trained.count();
         Ok(batch)
+    }
+
+    /// Adds a sequence of a sample.
+    fn add(&mut self, sample: &TrainingSample, sequence: Range<usize>, longest: usize) {
+        let start = self.input_ids.len();
+        let text = &sample.text;
+        self.input_ids.extend(&text.input_ids[sequence.clone()]);
+        self.labels.extend(&text.labels[sequence]);
+        self.labels[start] = IGNORED;
+        match &mut self.rows {
+            SampleRows::Packed { cu_seqlens } => cu_seqlens.push(self.input_ids.len()),
+            SampleRows::Padded { attention_mask, .. } => {
+                let end = start + longest;
+                attention_mask.resize(self.input_ids.len(), true);
+                attention_mask.resize(end, false);
+                self.input_ids.resize(end, PADDING);
+                self.labels.resize(end, IGNORED);
+            }
+        }
+        self.lines.push(sample.line);
+        self.image_grids.extend(&sample.image_grids);
+        self.video_grids.extend(&sample.video_grids);
+        self.seconds_per_grid.extend(&sample.seconds_per_grid);
+    }
+
+    /// Numbers the pictures and videos of a pair, which both sequences show.
+    fn show(&mut self, sample: &TrainingSample) {
+        if sample.text.pair.is_none() {
+            return;
+        }
+        let shown = self.shown.get_or_insert_default();
+        for (shown, grids) in shown
+            .iter_mut()
+            .zip([&sample.image_grids, &sample.video_grids])
+        {
+            let first = shown.last().map_or(0, |last| last + 1);
+            for _sequence in 0..2 {
+                shown.extend(first..first + grids.len());
+            }
+        }
+    }
+
+    /// The rows of patches of pictures and of videos.
+    pub fn patch_rows(&self) -> [usize; 2] {
+        let grids = [&self.image_grids, &self.video_grids];
+        let rows = |kind: usize| {
+            let shown = self.shown.as_ref().map(|shown| &shown[kind]);
+            let mut counted = 0;
+            let is_new = |(index, grid): (usize, &[usize; 3])| {
+                let is_new = shown.is_none_or(|shown| shown[index] == counted);
+                counted += usize::from(is_new);
+                is_new.then(|| grid.iter().product::<usize>())
+            };
+            grids[kind].iter().enumerate().filter_map(is_new).sum()
+        };
+        [rows(0), rows(1)]
+    }
+
+    /// The line of each sample in the data file, from 1.
+    pub fn sample_lines(&self) -> impl Iterator<Item = u64> + '_ {
+        let sequences = if self.pairs.is_empty() { 1 } else { 2 };
+        self.lines.iter().step_by(sequences).copied()
     }
 }
 

@@ -206,6 +206,11 @@ pub struct DataSetReader<'a> {
 }
 
 impl DataSetReader<'_> {
+    /// The number of records.
+    pub(crate) fn len(&self) -> usize {
+        self.set.len()
+    }
+
     /// Reads a record. Of several files, an error names the file.
     ///
     /// # Errors

@@ -2,8 +2,11 @@
 //! videos.
 
 use std::borrow::Cow;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use crate::batch::Cut;
+use crate::dataset::DataSetReader;
 use crate::fetch::{self, Sides};
 use crate::memory::zeros;
 use crate::picture::{
@@ -57,6 +60,21 @@ impl TrainingSample {
     /// The number of tokens, pads included.
     pub fn tokens(&self) -> usize {
         self.text.input_ids.len()
+    }
+
+    /// The tokens of its sequences.
+    pub(crate) fn sequences(&self) -> Vec<Range<usize>> {
+        let (second, end) = (self.text.pair.map(|pair| pair.second), self.tokens());
+        let first = std::iter::once(0..second.unwrap_or(end));
+        first.chain(second.map(|second| second..end)).collect()
+    }
+
+    /// The number of tokens in a micro-batch of this cut, padding included.
+    pub fn room(&self, cut: Cut) -> usize {
+        match (cut, &self.text.pair) {
+            (Cut::Padded { .. }, Some(pair)) => 2 * pair.second.max(self.tokens() - pair.second),
+            _ => self.tokens(),
+        }
     }
 
     /// Bytes of ids, labels and patches.
@@ -116,6 +134,14 @@ impl MediaEncoder {
 
 /// A method of [`TextEncoder`].
 type EncodeText = fn(&TextEncoder, &Conversation, Grids<'_>, &EncodeOptions) -> TextResult<Sample>;
+
+/// The encoding of all answers of a conversation.
+fn encoding(conversation: &Conversation) -> EncodeText {
+    match conversation.other {
+        Some(_) => TextEncoder::encode_pair,
+        None => TextEncoder::encode,
+    }
+}
 
 /// Bytes of a sample's files that stay in memory between their headers and their pixels.
 const KEPT_BYTES: u64 = 64 << 20;
@@ -248,7 +274,37 @@ impl SampleEncoder {
     /// [`RecordProblem::BoxOutside`] and [`RecordProblem::NoFps`]; [`VlmDataError::InRecord`] around
     /// those of a picture, video or frame.
     pub fn encode(&self, conversation: &Conversation) -> Result<TrainingSample> {
+        self.with_patches(conversation, encoding(conversation))
+    }
+
+    /// Encodes a conversation with the first of its answers alone.
+    ///
+    /// # Errors
+    /// Those of [`SampleEncoder::encode`].
+    pub fn encode_first(&self, conversation: &Conversation) -> Result<TrainingSample> {
         self.with_patches(conversation, TextEncoder::encode)
+    }
+
+    /// Encodes a record, or with `pixels` false measures it. To a marked answer it adds, as the
+    /// second sequence, the prompt with the answer of the record before it, or of the last.
+    ///
+    /// # Errors
+    /// Those of [`SampleEncoder::encode`] and [`DataSetReader::read`].
+    pub fn encode_record(
+        &self,
+        reader: &mut DataSetReader<'_>,
+        record: usize,
+        pixels: bool,
+    ) -> Result<TrainingSample> {
+        let mut conversation = reader.read(record)?;
+        if conversation.is_good.is_some() {
+            let before = record.checked_sub(1).unwrap_or(reader.len() - 1);
+            conversation.borrow_answer(&reader.read(before)?);
+        }
+        match pixels {
+            true => self.encode(&conversation),
+            false => self.measure(&conversation),
+        }
     }
 
     /// Encodes a prompt for generation: the conversation without a final assistant message,
@@ -348,7 +404,7 @@ impl SampleEncoder {
         conversation: &Conversation,
         mut opened: Opened,
     ) -> Result<TrainingSample> {
-        let measured = self.measure_by(conversation, TextEncoder::encode, &mut opened);
+        let measured = self.measure_by(conversation, encoding(conversation), &mut opened);
         measured.map(|(sample, _)| sample)
     }
 

@@ -67,12 +67,7 @@ impl Survey {
                     break;
                 }
                 let build = || -> Result<TrainingSample> {
-                    let conversation = reader.read(record)?;
-                    let sample = if options.pixels {
-                        encoder.encode(&conversation)
-                    } else {
-                        encoder.measure(&conversation)
-                    };
+                    let sample = encoder.encode_record(&mut reader, record, options.pixels);
                     sample.map_err(|error| set.named(record, error))
                 };
                 let built = catch_unwind(AssertUnwindSafe(build)).unwrap_or_else(|_| {

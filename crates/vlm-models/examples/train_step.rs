@@ -39,6 +39,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         },
         image_patches: Some(patches),
         video_patches: None,
+        shown: None,
     };
 
     let batch = model.batch(&inputs)?;

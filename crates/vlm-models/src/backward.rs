@@ -9,7 +9,7 @@
 //! an operation with the same result: the sums over the uses of a tensor have the same terms.
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
-use burn::tensor::{Gradients, Tensor};
+use burn::tensor::{Gradients, IndexingUpdateOp, Tensor, TensorData};
 use burn_attention::{GradientSource, backward_from};
 
 use crate::batch::Batch;
@@ -101,10 +101,63 @@ impl Tape<'_> {
 
     /// The gradient of the features that are added to an output.
     fn feature_gradient(&self, output_gradient: &Tensor<3>) -> Option<Tensor<2>> {
-        let placeholders = self.deepstack.as_ref()?.placeholders.clone().inner();
+        let deepstack = self.deepstack.as_ref()?;
+        let placeholders = deepstack.placeholders.clone().inner();
         let [rows, seq, channels] = output_gradient.dims();
         let flat = output_gradient.clone().reshape([rows * seq, channels]);
-        Some(flat.select(0, placeholders))
+        let gradient = flat.select(0, placeholders);
+        let Some(merged) = deepstack.merged else {
+            return Some(gradient);
+        };
+        // A picture that several sequences show.
+        let [features, _] = deepstack.features.first()?.dims();
+        let sums = Tensor::zeros([features, channels], (&gradient.device(), gradient.dtype()));
+        let add = IndexingUpdateOp::Add;
+        Some(sums.select_assign(0, merged.clone().inner(), gradient, add))
+    }
+}
+
+/// The loss whose gradients are computed.
+enum Objective<'a> {
+    /// The mean over tokens, times a weight.
+    Mean(f64),
+    /// A function of the losses of all tokens, by its gradients.
+    Tokens(Weigh<'a>),
+}
+
+/// Returns the gradient of an objective with respect to each token's loss.
+type Weigh<'a> = &'a mut dyn FnMut(&[f32]) -> Vec<f32>;
+
+impl Objective<'_> {
+    /// The mean loss of the tokens, and the gradients from normalised hidden states on, if any are
+    /// needed.
+    fn backward(
+        self,
+        model: &Vlm,
+        hidden: Tensor<3>,
+        batch: &Batch,
+        labels: &[i64],
+    ) -> Result<(f64, Option<Gradients>)> {
+        let weigh = match self {
+            Self::Mean(weight) => {
+                let loss = model.loss_of(hidden, batch, labels)?;
+                let gradients = loss
+                    .is_tracked()
+                    .then(|| (loss.clone() * weight).backward());
+                return Ok((number(loss)?, gradients));
+            }
+            Self::Tokens(weigh) => weigh,
+        };
+        let losses = model.losses_of(hidden, batch, labels)?;
+        let read = numbers(losses.clone())?;
+        let mean = read.iter().copied().map(f64::from).sum::<f64>() / read.len() as f64;
+        let weights = weigh(&read);
+        let source = GradientSource::new(losses.clone(), {
+            let data = TensorData::new(weights, [read.len()]);
+            Tensor::from_data(data, (&losses.device().inner(), losses.dtype()))
+        })?;
+        let gradients = source.is_tracked().then(|| backward_from([source]));
+        Ok((mean, gradients))
     }
 }
 
@@ -140,27 +193,58 @@ impl Vlm {
         trace: &mut Trace,
         each: &mut dyn FnMut(ParamId, Tensor<1>),
     ) -> Result<f64> {
+        let objective = Objective::Mean(how.weight);
+        self.backward_of(batch, labels, how, objective, trace, each)
+    }
+
+    /// Computes the gradients of a function of the labelled tokens' losses. `weigh` receives these
+    /// losses, in nats, in the order of the tokens, and returns the function's gradient with respect
+    /// to each; [`Backward::weight`] has no effect. Returns the mean loss.
+    ///
+    /// # Errors
+    /// Those of [`backward`](Self::backward).
+    pub fn backward_weighed(
+        &self,
+        batch: &Batch,
+        labels: &[i64],
+        how: Backward<'_>,
+        weigh: &mut dyn FnMut(&[f32]) -> Vec<f32>,
+        trace: &mut Trace,
+        each: &mut dyn FnMut(ParamId, Tensor<1>),
+    ) -> Result<f64> {
+        let objective = Objective::Tokens(weigh);
+        self.backward_of(batch, labels, how, objective, trace, each)
+    }
+
+    fn backward_of(
+        &self,
+        batch: &Batch,
+        labels: &[i64],
+        how: Backward<'_>,
+        objective: Objective<'_>,
+        trace: &mut Trace,
+        each: &mut dyn FnMut(ParamId, Tensor<1>),
+    ) -> Result<f64> {
         let draws = how.seeds.map(|seeds| batch.draws(seeds)).transpose()?;
         let draws = draws.as_ref();
         let model = self.for_pass(true);
         if how.recompute {
-            return model.backward_by_layer(batch, labels, (how.weight, draws), trace, each);
+            return model.backward_by_layer(batch, labels, (objective, draws), trace, each);
         }
         let hidden = model.hidden(batch, draws, &mut [], trace)?;
         self.trace_logits(&hidden, trace);
-        let loss = self.loss_of(hidden, batch, labels)?;
-        if loss.is_tracked() {
-            let mut gradients = (loss.clone() * how.weight).backward();
+        let (loss, gradients) = objective.backward(self, hidden, batch, labels)?;
+        if let Some(mut gradients) = gradients {
             collect(self, &mut gradients, each);
         }
-        number(loss)
+        Ok(loss)
     }
 
     fn backward_by_layer(
         &self,
         batch: &Batch,
         labels: &[i64],
-        (weight, draws): (f64, Option<&Draws>),
+        (objective, draws): (Objective<'_>, Option<&Draws>),
         trace: &mut Trace,
         each: &mut dyn FnMut(ParamId, Tensor<1>),
     ) -> Result<f64> {
@@ -200,12 +284,10 @@ impl Vlm {
         let last = decoder.last(input.clone())?;
         trace.record(|| "hidden.final_norm".into(), &last);
         self.trace_logits(&last, trace);
-        let loss = self.loss_of(last, batch, labels)?;
-        if !loss.is_tracked() {
-            return number(loss);
-        }
-        let mut gradients = (loss.clone() * weight).backward();
-        let loss = number(loss)?;
+        let (loss, gradients) = objective.backward(self, last, batch, labels)?;
+        let Some(mut gradients) = gradients else {
+            return Ok(loss);
+        };
         // The gradient of a tied head has a second term and is not complete yet.
         let table_gradient = match &self.lm_head {
             Some(_) => None,
@@ -409,6 +491,16 @@ fn number(loss: Tensor<1>) -> Result<f64> {
         reason: error.to_string(),
     })?;
     Ok(f64::from(loss))
+}
+
+/// The losses of tokens, on the host.
+pub(crate) fn numbers(losses: Tensor<1>) -> Result<Vec<f32>> {
+    let losses = losses.try_into_data();
+    let losses = losses.map_err(|error| VlmError::TensorUnreadable {
+        name: "losses".to_owned(),
+        reason: error.reason().to_owned(),
+    })?;
+    Ok(losses.iter::<f32>().collect())
 }
 
 /// Passes the gradients of a module's parameters to `each`.

@@ -34,12 +34,15 @@ pub struct Batch {
 #[derive(Clone, Debug)]
 pub(crate) struct VisionBatch {
     pub(crate) inputs: VisionInputs,
-    /// The token of each merged patch, in the order of the tower's blocks.
+    /// The first token of each merged patch, in the order of the tower's blocks.
     pub(crate) order: Vec<usize>,
     /// Patches that are merged into one.
     pub(crate) group: u64,
-    /// Indices of the placeholders among the flat tokens, in the order of the merged patches.
+    /// Indices of the placeholders among the flat tokens; unless `merged` is given, in the order of
+    /// the merged patches.
     pub(crate) placeholders: Tensor<1, Int>,
+    /// The merged patch of each placeholder, if some have several.
+    pub(crate) merged: Option<Tensor<1, Int>>,
     /// For every flat token, its row in the concatenation of word embeddings and merged patches.
     pub(crate) sources: Tensor<1, Int>,
 }
@@ -102,6 +105,7 @@ impl Batch {
         let vision = self.vision.as_ref()?;
         Some(Deepstack {
             placeholders: &vision.placeholders,
+            merged: vision.merged.as_ref(),
             features,
         })
     }

@@ -270,6 +270,14 @@ pub enum VlmError {
         /// Patches and channels found.
         found: [usize; 2],
     },
+    /// Numbers of pictures or videos that do not fit the grids.
+    #[error("the numbers of the {kind}s that the grids show are wrong: {reason}")]
+    Shown {
+        /// `image` or `video`.
+        kind: &'static str,
+        /// The rule violated.
+        reason: &'static str,
+    },
     /// A number of placeholders different from the number of merged patches.
     #[error(
         "the prompt has {found} {kind} placeholder tokens, the grids {grids:?} make {expected}; \

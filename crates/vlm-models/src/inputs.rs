@@ -24,6 +24,10 @@ pub struct Inputs<'a> {
     pub image_patches: Option<Tensor<2>>,
     /// Patches of the videos, if any.
     pub video_patches: Option<Tensor<2>>,
+    /// For each grid of images, and of videos, the number of its picture or video, if several grids
+    /// show the same one: its patches are then given, and pass the tower, once. New numbers ascend
+    /// from 0.
+    pub shown: Option<[&'a [usize]; 2]>,
 }
 
 impl Vlm {
@@ -127,15 +131,17 @@ impl Vlm {
         let known = self.placeholders();
         let video_tokens = self.position_rules.video_tokens(prompt)?;
         let (mut patches, mut grids, mut placeholders) = (Vec::new(), Vec::new(), Vec::new());
-        for (kind, its_grids, its_patches) in kinds {
-            let sizes = its_grids.iter().map(|grid| grid.iter().product::<usize>());
-            let count: usize = sizes.sum();
-            let expected = [count, patch_elems];
+        // The merged patch of each placeholder.
+        let mut merged = Vec::new();
+        for (index, (kind, all_grids, its_patches)) in kinds.into_iter().enumerate() {
+            let shown = inputs.shown.map(|shown| shown[index]);
+            let its_grids = distinct(kind, all_grids, shown)?;
+            let expected = [patches_of(&its_grids), patch_elems];
             let found = its_patches.as_ref().map_or([0, patch_elems], |x| x.dims());
             if found != expected {
                 return Err(VlmError::Patches {
                     kind,
-                    grids: its_grids.to_vec(),
+                    grids: its_grids,
                     expected,
                     found,
                 });
@@ -146,34 +152,86 @@ impl Vlm {
                 (is_placeholder && video_tokens[index] == (kind == "video")).then_some(index)
             };
             placeholders.extend(prompt.input_ids.iter().enumerate().filter_map(is_kind));
-            let (expected, found) = (count / merged_patches, placeholders.len() - before);
+            let (expected, found) = (
+                patches_of(all_grids) / merged_patches,
+                placeholders.len() - before,
+            );
             if expected != found {
                 return Err(VlmError::Placeholders {
                     kind,
-                    grids: its_grids.to_vec(),
+                    grids: all_grids.to_vec(),
                     expected,
                     found,
                 });
             }
+            let start = patches_of(&grids) / merged_patches;
+            for (grid, number) in (0..all_grids.len()).map(|grid| (grid, shown_by(shown, grid))) {
+                let first = start + patches_of(&its_grids[..number]) / merged_patches;
+                let count = patches_of(&all_grids[grid..=grid]) / merged_patches;
+                merged.extend(first..first + count);
+            }
             patches.extend(its_patches.clone());
-            grids.extend_from_slice(its_grids);
+            grids.extend(its_grids);
         }
         let Some(tower) = self.visual.as_ref().filter(|_| !placeholders.is_empty()) else {
             return Ok(None);
         };
+        let patches = Tensor::cat(patches, 0).to_device(device).cast(self.dtype());
+        let tower_inputs = tower.inputs(patches, &grids)?;
         let tokens = prompt.input_ids.len();
         let mut sources: Vec<i64> = (0..tokens as i64).collect();
-        for (merged, token) in placeholders.iter().enumerate() {
+        let mut first_tokens = vec![0; patches_of(&grids) / merged_patches];
+        for (token, merged) in placeholders.iter().zip(&merged).rev() {
             sources[*token] = (tokens + merged) as i64;
+            first_tokens[*merged] = *token;
         }
-        let patches = Tensor::cat(patches, 0).to_device(device).cast(self.dtype());
-        let inputs = tower.inputs(patches, &grids)?;
+        let is_shared = merged.len() > first_tokens.len();
         Ok(Some(VisionBatch {
-            order: inputs.in_order(&placeholders),
+            order: tower_inputs.in_order(&first_tokens),
             group: merged_patches as u64,
-            inputs,
+            inputs: tower_inputs,
             placeholders: indices(placeholders, device),
+            merged: is_shared.then(|| indices(merged, device)),
             sources: ints(sources.into_iter(), device),
         }))
     }
+}
+
+/// The number of patches of grids.
+fn patches_of(grids: &[[usize; 3]]) -> usize {
+    grids
+        .iter()
+        .map(|grid| grid.iter().product::<usize>())
+        .sum()
+}
+
+/// The number of the picture that a grid of the prompt shows.
+fn shown_by(shown: Option<&[usize]>, grid: usize) -> usize {
+    shown.map_or(grid, |shown| shown[grid])
+}
+
+/// The grids of the distinct pictures or videos of a prompt.
+///
+/// # Errors
+/// [`VlmError::Shown`]
+fn distinct(
+    kind: &'static str,
+    grids: &[[usize; 3]],
+    shown: Option<&[usize]>,
+) -> Result<Vec<[usize; 3]>> {
+    let wrong = |reason| Err(VlmError::Shown { kind, reason });
+    if shown.is_some_and(|shown| shown.len() != grids.len()) {
+        return wrong("there is not one for each grid of the prompt");
+    }
+    let mut distinct: Vec<[usize; 3]> = Vec::new();
+    for (index, grid) in grids.iter().enumerate() {
+        let number = shown_by(shown, index);
+        match distinct.get(number) {
+            Some(first) if first != grid => return wrong("one has two grids"),
+            Some(_) => {}
+            None if number == distinct.len() => distinct.push(*grid),
+            None => return wrong("new ones do not ascend from 0"),
+        }
+    }
+    Ok(distinct)
 }

@@ -24,7 +24,9 @@ pub(crate) struct Common<'a> {
 pub(crate) struct Deepstack<'a> {
     /// Indices of the vision tokens among the flat `[batch * seq]` tokens.
     pub(crate) placeholders: &'a Tensor<1, Int>,
-    /// One per layer, `[placeholders, hidden_size]`.
+    /// The merged patch of each, if a patch has several.
+    pub(crate) merged: Option<&'a Tensor<1, Int>>,
+    /// One per layer, `[merged patches, hidden_size]`.
     pub(crate) features: Vec<Tensor<2>>,
 }
 
@@ -35,7 +37,11 @@ impl Deepstack<'_> {
             return hidden;
         };
         let [batch, seq, channels] = hidden.dims();
-        let (tokens, feature) = (self.placeholders.clone(), feature.clone());
+        let tokens = self.placeholders.clone();
+        let feature = match self.merged {
+            Some(merged) => feature.clone().select(0, merged.clone()),
+            None => feature.clone(),
+        };
         hidden
             .reshape([batch * seq, channels])
             .select_assign(0, tokens, feature, IndexingUpdateOp::Add)

@@ -154,6 +154,7 @@ impl<'a> Streamed<'a> {
             },
             image_patches: patches,
             video_patches: None,
+            shown: None,
         })?;
         let (merged, features) = match &batch.vision {
             Some(vision) => self.see(vision, adapters)?,

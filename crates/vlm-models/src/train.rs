@@ -7,6 +7,7 @@ use burn::tensor::Tensor;
 use burn_attention::{CrossEntropy, IGNORED};
 use rope_core::position_ids::Prompt;
 
+use crate::backward::numbers;
 use crate::batch::{Batch, sequences};
 use crate::error::{Result, VlmError};
 use crate::model::Vlm;
@@ -39,10 +40,37 @@ impl Vlm {
         labels: &[i64],
     ) -> Result<Tensor<1>> {
         let [rows, seq, channels] = hidden.dims();
-        let targets = self.targets(&batch.sequences, &batch.attended, labels)?;
-        let loss = CrossEntropy::new(&targets, self.vocab_size)?;
+        let loss = self.cross_entropy(batch, labels)?;
         let hidden = hidden.reshape([rows * seq, channels]);
         Ok(loss.try_forward(hidden, self.head())?)
+    }
+
+    /// The loss of each labelled token, from normalised hidden states.
+    pub(crate) fn losses_of(
+        &self,
+        hidden: Tensor<3>,
+        batch: &Batch,
+        labels: &[i64],
+    ) -> Result<Tensor<1>> {
+        let [rows, seq, channels] = hidden.dims();
+        let loss = self.cross_entropy(batch, labels)?;
+        let hidden = hidden.reshape([rows * seq, channels]);
+        Ok(loss.by_row(hidden, self.head())?)
+    }
+
+    fn cross_entropy(&self, batch: &Batch, labels: &[i64]) -> Result<CrossEntropy> {
+        let targets = self.targets(&batch.sequences, &batch.attended, labels)?;
+        Ok(CrossEntropy::new(&targets, self.vocab_size)?)
+    }
+
+    /// Computes the loss of each labelled token in nats, in the order of the tokens: the terms of
+    /// the mean [`loss`](Self::loss).
+    ///
+    /// # Errors
+    /// Those of [`loss`](Self::loss); [`VlmError::TensorUnreadable`].
+    pub fn token_losses(&self, batch: &Batch, labels: &[i64]) -> Result<Vec<f32>> {
+        let hidden = self.hidden(batch, None, &mut [], &mut Trace::off())?;
+        numbers(self.losses_of(hidden, batch, labels)?)
     }
 
     /// Counts the tokens of a prompt over which [`loss`](Self::loss) is the mean.

@@ -1,5 +1,6 @@
 //! Greedy answers of the model in training, with the data's answers.
 
+use std::fmt;
 use std::sync::Arc;
 
 use burn::module::Module;
@@ -47,6 +48,40 @@ impl Answer {
     pub fn is_right(&self) -> bool {
         self.expected == self.found
     }
+}
+
+/// `line 7: "red", right`
+impl fmt::Display for Answer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (line, found) = (self.line, &self.found);
+        match self.is_right() {
+            true => write!(f, "line {line}: {found:?}, right"),
+            false => write!(f, "line {line}: {found:?}, expected {:?}", self.expected),
+        }
+    }
+}
+
+/// The last answer of a conversation, of a pair the first one, as a model is trained to write it:
+/// with boxes in the family's form, up to a token in `stop`.
+///
+/// # Errors
+/// [`VlmTrainError::Data`]
+pub fn last_answer(
+    encoder: &SampleEncoder,
+    conversation: &Conversation,
+    stop: &[i64],
+) -> Result<String> {
+    let first = Conversation {
+        other: None,
+        ..conversation.clone()
+    };
+    let labels = encoder.measure(&first).map_err(data_error)?.text.labels;
+    let end = labels.iter().rposition(|label| *label != IGNORED);
+    let end = end.map_or(0, |last| last + 1);
+    let start = labels[..end].iter().rposition(|label| *label == IGNORED);
+    let start = start.map_or(0, |last| last + 1);
+    let answer = before_stop(&labels[start..end], stop);
+    answer_text(encoder.text().tokenizer(), answer)
 }
 
 /// The tokens that end an answer: those of the folder's `generation_config.json`, and those with
@@ -156,7 +191,10 @@ impl Questions {
             list: Vec::new(),
         };
         for conversation in conversations {
-            let sample = questions.encoder.encode(conversation).map_err(data_error)?;
+            let sample = questions
+                .encoder
+                .encode_first(conversation)
+                .map_err(data_error)?;
             let (line, labels) = (sample.line, sample.text.labels.clone());
             let is_trained = |label: &&i64| **label != IGNORED;
             let Some(start) = labels.iter().position(|label| *label != IGNORED) else {

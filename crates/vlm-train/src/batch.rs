@@ -28,9 +28,8 @@ pub(crate) fn prompt(micro: &MicroBatch) -> Prompt<'_> {
 
 /// Converts a micro-batch to the model's input, with its patches on a device.
 pub fn inputs<'a>(micro: &'a MicroBatch, device: &Device) -> Inputs<'a> {
-    let patches = |patches: &[f32], grids: &[[usize; 3]]| {
-        let sizes = grids.iter().map(|grid| grid.iter().product::<usize>());
-        let rows: usize = sizes.sum();
+    let [images, videos] = micro.patch_rows();
+    let patches = |patches: &[f32], rows: usize| {
         (rows > 0).then(|| {
             // The model reports a length that does not divide.
             let columns = patches.len() / rows;
@@ -40,8 +39,12 @@ pub fn inputs<'a>(micro: &'a MicroBatch, device: &Device) -> Inputs<'a> {
     };
     Inputs {
         prompt: prompt(micro),
-        image_patches: patches(&micro.image_patches, &micro.image_grids),
-        video_patches: patches(&micro.video_patches, &micro.video_grids),
+        image_patches: patches(&micro.image_patches, images),
+        video_patches: patches(&micro.video_patches, videos),
+        shown: micro
+            .shown
+            .as_ref()
+            .map(|[images, videos]| [&images[..], videos]),
     }
 }
 
@@ -57,11 +60,7 @@ pub(crate) fn tokens(micro: &MicroBatch) -> usize {
 
 /// The lines of micro-batches' samples in the data file.
 pub(crate) fn lines(batch: &[MicroBatch]) -> String {
-    let lines: Vec<u64> = batch
-        .iter()
-        .flat_map(|micro| &micro.lines)
-        .copied()
-        .collect();
+    let lines: Vec<u64> = batch.iter().flat_map(MicroBatch::sample_lines).collect();
     listed(&lines)
 }
 

@@ -13,6 +13,8 @@
 //! | `replicas` | a trainer that is one of several |
 //! | `shards` | the optimizer's state divided among ranks |
 //! | `trainer` | a step, validation, and the proof that the cut has no effect |
+//! | `preference` | losses of preferences, one row each |
+//! | `pairs` | steps over pairs of answers |
 //! | `plan` | the memory of a step, from shapes alone |
 //! | `checkpoint` | saving, and bit-exact continuation |
 //! | `folder` | the folder of a run, and its lock |
@@ -37,7 +39,9 @@ pub mod job;
 mod log;
 mod loss_scale;
 mod optimizer;
+mod pairs;
 mod plan;
+mod preference;
 mod ranks;
 mod recipe;
 mod record;
@@ -49,12 +53,16 @@ mod sums;
 mod system;
 mod trainer;
 
-pub use answer::{Answer, AnswerStream, Questions, answer_text, before_stop, stop_tokens};
+pub use answer::{
+    Answer, AnswerStream, Questions, answer_text, before_stop, last_answer, stop_tokens,
+};
 pub use batch::inputs;
 pub use checkpoint::Identity;
 pub use error::{Result, VlmTrainError};
 pub use folder::RunFolder;
+pub use pairs::PreferenceReport;
 pub use plan::{MemoryPlan, MicroShape, StepMemory};
+pub use preference::{Preference, PreferenceLoss};
 pub use ranks::{Collective, HostSums, Rank, RankGroup, Rendezvous, RendezvousError};
 pub use recipe::{LossRule, Rates, Recipe, TrainedParts};
 pub use record::{RecordHeader, StepRecord};

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use vlm_models::{LoraConfig, ModelPart, TrainedWeights};
 
 use crate::error::{Result, VlmTrainError};
+use crate::preference::Preference;
 use crate::schedule::{Schedule, Span};
 
 /// The trained parts, the hyperparameters and the number of steps. Two runs with equal recipes,
@@ -45,6 +46,9 @@ pub struct Recipe {
     pub recompute: bool,
     /// The seed of adapters and dropout.
     pub seed: u64,
+    /// The loss of preferences; `None` to imitate answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub preference: Option<Preference>,
 }
 
 /// The trained parts.
@@ -121,11 +125,27 @@ impl Default for Recipe {
             loss_scale: None,
             recompute: true,
             seed: 0,
+            preference: None,
         }
     }
 }
 
 impl Recipe {
+    /// True if the loss is relative to a reference.
+    pub(crate) fn has_reference(&self) -> bool {
+        self.preference
+            .is_some_and(|preference| preference.loss.has_reference())
+    }
+
+    /// True if the reference is not the model without its adapters, and so has weights of its own.
+    pub(crate) fn keeps_reference(&self) -> bool {
+        let is_base = match &self.trained {
+            TrainedParts::Lora(config) => config.whole == TrainedWeights::default(),
+            TrainedParts::Full(_) => false,
+        };
+        self.has_reference() && !is_base
+    }
+
     /// The factor on the peak rates in a step, counted from 0.
     pub(crate) fn factor(&self, step: usize) -> f64 {
         let span = Span {
@@ -146,6 +166,9 @@ impl Recipe {
     /// # Errors
     /// [`VlmTrainError::Recipe`]
     pub(crate) fn check(&self) -> Result<()> {
+        if let Some(preference) = &self.preference {
+            preference.check()?;
+        }
         let rate = "a finite number of at least 0";
         let beta = "at least 0 and below 1";
         let is_rate = |rate: f64| rate.is_finite() && rate >= 0.0;

@@ -12,6 +12,7 @@ use crate::checkpoint::{Identity, expect_free};
 use crate::error::{Result, VlmTrainError};
 use crate::folder::RunFolder;
 use crate::log::Log;
+use crate::pairs::PreferenceReport;
 use crate::trainer::{StepReport, Trainer};
 
 /// The folder of the result with the least validation loss, in that of the run.
@@ -85,8 +86,10 @@ pub enum Event<'a> {
     Validation {
         /// The step.
         step: usize,
-        /// The loss in nats per labelled token.
+        /// The loss in nats per labelled token, or that of preferences.
         loss: f64,
+        /// The means of the pairs, with a loss of preferences.
+        pairs: Option<PreferenceReport>,
     },
     /// Questions were answered after a step, or before the first.
     Answers {
@@ -131,6 +134,9 @@ struct StepLine<'a> {
 struct Validation {
     step: usize,
     validation_loss: f64,
+    /// The means of the pairs, with a loss of preferences.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    validation: Option<PreferenceReport>,
 }
 
 /// A line of the log about answers.
@@ -205,7 +211,7 @@ pub fn run(
             lines: batch
                 .micro_batches
                 .iter()
-                .flat_map(|micro| micro.lines.clone())
+                .flat_map(vlm_data::MicroBatch::sample_lines)
                 .collect(),
         })?;
         if let Some(log) = &mut log {
@@ -331,14 +337,21 @@ fn look(
             Ok(batch) => batch.micro_batches.into_iter().map(Ok).collect(),
             Err(error) => vec![Err(error)],
         });
-        let loss = trainer.validate(micro_batches)?;
+        let (loss, pairs) = match trainer.recipe().preference {
+            Some(_) => {
+                let (loss, pairs) = trainer.validate_pairs(micro_batches)?;
+                (loss, Some(pairs))
+            }
+            None => (trainer.validate(micro_batches)?, None),
+        };
         if let Some(log) = &mut log {
             log.add(&Validation {
                 step,
                 validation_loss: loss,
+                validation: pairs,
             })?;
         }
-        report(Event::Validation { step, loss });
+        report(Event::Validation { step, loss, pairs });
         // NaN is not lower.
         let best = trainer.validations.best;
         if loss.is_finite() && best.is_none_or(|(_, least)| loss < least) {

@@ -1,5 +1,6 @@
 //! A step, validation, and the proof that the cut of a batch has no effect.
 
+use std::fmt;
 use std::path::Path;
 
 use burn::module::Module;
@@ -13,6 +14,7 @@ use crate::checkpoint::Validations;
 use crate::error::{Result, VlmTrainError};
 use crate::loss_scale::LossScale;
 use crate::optimizer::{AdamW, Step};
+use crate::pairs::{PreferenceReport, Reference};
 use crate::ranks::Peers;
 use crate::recipe::{LossRule, Recipe, TrainedParts};
 use crate::record::Recording;
@@ -35,6 +37,7 @@ pub struct Trainer {
     pub(crate) validations: Validations,
     /// The other ranks of the run.
     pub(crate) peers: Option<Peers>,
+    pub(crate) reference: Reference,
 }
 
 /// The metrics of a step, bit-identical in each run of a recipe over the same batches on the same
@@ -65,6 +68,9 @@ pub struct StepReport {
     /// no effect. It is measured in the first step after the warm-up and in every hundredth step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost_updates: Option<f64>,
+    /// The means of the pairs, with a loss of preferences.
+    #[serde(flatten)]
+    pub preference: Option<PreferenceReport>,
 }
 
 /// The dependence of a step on the cut of its batch: the largest differences relative to the first
@@ -79,13 +85,25 @@ pub struct CutDifference {
     pub gradient: f64,
 }
 
+impl fmt::Display for CutDifference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "largest relative difference of the loss {:.1e}, of the gradient's norm {:.1e}, of the \
+             gradient {:.1e}",
+            self.loss, self.gradient_norm, self.gradient
+        )
+    }
+}
+
 /// The results of the backward passes of a batch.
-struct Pass {
-    loss: f64,
-    labelled: usize,
-    tokens: usize,
-    gradients: GradientSums,
-    norm: f64,
+pub(crate) struct Pass {
+    pub(crate) loss: f64,
+    pub(crate) labelled: usize,
+    pub(crate) tokens: usize,
+    pub(crate) gradients: GradientSums,
+    pub(crate) norm: f64,
+    pub(crate) preference: Option<PreferenceReport>,
 }
 
 impl Trainer {
@@ -100,7 +118,13 @@ impl Trainer {
             TrainedParts::Lora(config) => model.with_lora(config, recipe.seed)?,
             TrainedParts::Full(weights) => model.train_weights(weights)?,
         };
-        Self::ready(model, recipe)
+        // New adapters change nothing, so that the reference is the model without them.
+        let at_start = recipe.keeps_reference().then(|| model.clone());
+        let trainer = Self::ready(model, recipe)?;
+        Ok(match at_start {
+            Some(model) => trainer.with_reference(&model.without_lora()),
+            None => trainer,
+        })
     }
 
     /// As [`new`](Self::new), but starts from the adapter in a folder and the weights trained whole
@@ -116,7 +140,12 @@ impl Trainer {
         if let Some(config) = model.adapter_config() {
             recipe.trained = TrainedParts::Lora(config.clone());
         }
-        Self::ready(model, recipe)
+        let at_start = recipe.has_reference().then(|| model.clone());
+        let trainer = Self::ready(model, recipe)?;
+        Ok(match at_start {
+            Some(model) => trainer.with_reference(&model),
+            None => trainer,
+        })
     }
 
     fn ready(model: Vlm, recipe: Recipe) -> Result<Self> {
@@ -136,6 +165,7 @@ impl Trainer {
             position: None,
             validations: Validations::default(),
             peers: None,
+            reference: Reference::default(),
         })
     }
 
@@ -196,6 +226,7 @@ impl Trainer {
             loss_scale: self.loss_scale.map(|scale| scale.factor),
             skipped: !pass.norm.is_finite(),
             lost_updates: None,
+            preference: pass.preference,
         };
         if report.skipped {
             self.loss_scale = self.loss_scale.and_then(LossScale::overflowed);
@@ -235,6 +266,9 @@ impl Trainer {
 
     /// Loss and gradients of a batch.
     fn pass(&self, batch: &[MicroBatch], mut recording: Option<&mut Recording>) -> Result<Pass> {
+        if let Some(preference) = &self.recipe.preference {
+            return self.pass_over_pairs(batch, preference);
+        }
         let step = self.steps + 1;
         let labelled = self.labelled(batch)?;
         let counts = [
@@ -250,10 +284,7 @@ impl Trainer {
             let lines = lines(batch);
             return Err(VlmTrainError::NoLabels { step, lines });
         }
-        let device = self.model.device();
-        let joins = burn_attention::has_adapter_kernels(&device) && self.shards().is_none();
-        let (mut loss, mut gradients) = (0.0, GradientSums::default());
-        gradients.will_join = joins && self.peers.is_none();
+        let (mut loss, mut gradients) = (0.0, self.empty_sums());
         let scale = self.loss_scale.map_or(1.0, |scale| scale.factor);
         for (micro, labelled) in batch.iter().zip(labelled) {
             if labelled == 0 {
@@ -266,31 +297,57 @@ impl Trainer {
             let recording = recording.as_deref_mut();
             loss += weight * self.micro_pass(micro, [weight, scale], &mut gradients, recording)?;
         }
-        let ids = || self.parameters.iter().map(|parameter| parameter.id);
-        if gradients.will_join {
-            gradients.join(ids());
-        }
-        if scale != 1.0 {
-            gradients.scale(1.0 / scale);
-        }
-        if let Some(peers) = &self.peers {
-            let summed = peers.sum(loss, gradients, &self.parameters, &device.clone().inner());
-            (loss, gradients) = summed.map_err(|failure| failure.step_error(step))?;
-        }
-        if joins && self.peers.is_some() {
-            gradients.join(ids());
-        }
-        let norm = self.norm(&gradients, batch)?;
-        if let Some(recording) = recording {
-            recording.add_gradients(&self.parameters, &gradients)?;
-        }
+        let (loss, gradients, norm) = self.summed(batch, (loss, gradients), recording)?;
         Ok(Pass {
             loss,
             labelled: all,
             tokens: read,
             gradients,
             norm,
+            preference: None,
         })
+    }
+
+    /// True if small gradients are computed together.
+    fn joins(&self) -> bool {
+        burn_attention::has_adapter_kernels(&self.model.device()) && self.shards().is_none()
+    }
+
+    /// Sums for the gradients of a batch's micro-batches.
+    pub(crate) fn empty_sums(&self) -> GradientSums {
+        let mut gradients = GradientSums::default();
+        gradients.will_join = self.joins() && self.peers.is_none();
+        gradients
+    }
+
+    /// The loss and gradients of a batch over all ranks, without the loss scale, and their norm.
+    pub(crate) fn summed(
+        &self,
+        batch: &[MicroBatch],
+        (mut loss, mut gradients): (f64, GradientSums),
+        recording: Option<&mut Recording>,
+    ) -> Result<(f64, GradientSums, f64)> {
+        let ids = || self.parameters.iter().map(|parameter| parameter.id);
+        if gradients.will_join {
+            gradients.join(ids());
+        }
+        if let Some(scale) = self.loss_scale.filter(|scale| scale.factor != 1.0) {
+            gradients.scale(1.0 / scale.factor);
+        }
+        if let Some(peers) = &self.peers {
+            let device = self.model.device().inner();
+            let summed = peers.sum(loss, gradients, &self.parameters, &device);
+            let step = self.steps + 1;
+            (loss, gradients) = summed.map_err(|failure| failure.step_error(step))?;
+            if self.joins() {
+                gradients.join(ids());
+            }
+        }
+        let norm = self.norm(&gradients, batch)?;
+        if let Some(recording) = recording {
+            recording.add_gradients(&self.parameters, &gradients)?;
+        }
+        Ok((loss, gradients, norm))
     }
 
     /// Returns the mean loss of a micro-batch, and adds its gradients times the weight and the loss
@@ -320,16 +377,23 @@ impl Trainer {
         if let Some(recording) = recording {
             recording.add_pass(&self.model, micro, &ready, (trace, scale))?;
         }
-        if !mean.is_finite() {
-            return Err(VlmTrainError::Diverged {
-                quantity: "loss",
-                value: mean,
-                step: self.steps + 1,
-                lines: lines(std::slice::from_ref(micro)),
-                place: self.first_not_finite(micro)?,
-            });
-        }
+        self.expect_finite(mean, micro)?;
         Ok(mean)
+    }
+
+    /// # Errors
+    /// [`VlmTrainError::Diverged`] if the mean loss of a micro-batch is not finite.
+    pub(crate) fn expect_finite(&self, mean: f64, micro: &MicroBatch) -> Result<()> {
+        if mean.is_finite() {
+            return Ok(());
+        }
+        Err(VlmTrainError::Diverged {
+            quantity: "loss",
+            value: mean,
+            step: self.steps + 1,
+            lines: lines(std::slice::from_ref(micro)),
+            place: self.first_not_finite(micro)?,
+        })
     }
 
     /// The norm of a batch's gradients, finite unless the step can be skipped.
@@ -338,7 +402,7 @@ impl Trainer {
         let squares = gradients.squares(self.parameters.iter().map(|parameter| parameter.id));
         let mut squares = squares.map_err(|reason| VlmTrainError::Device { step, reason })?;
         if let Some((_, peers)) = self.shards() {
-            squares = peers.add_squares(squares)?;
+            [squares] = peers.add_numbers([squares])?;
         }
         let norm = squares.sqrt();
         let can_skip = self
@@ -433,16 +497,18 @@ impl Trainer {
     /// # Errors
     /// Those of [`step`](Self::step) and [`MicroBatch::new`].
     pub fn prove_cut(&self, samples: &[TrainingSample]) -> Result<CutDifference> {
-        let lengths: Vec<usize> = samples.iter().map(TrainingSample::tokens).collect();
-        let all: usize = lengths.iter().sum();
-        let longest = lengths.iter().copied().max().unwrap_or(0);
+        let rooms = |cut| samples.iter().map(move |sample| sample.room(cut));
+        let packed = rooms(Cut::Packed { tokens: 0 });
+        let all: usize = packed.clone().sum();
+        let most = packed.max().unwrap_or(0);
+        let longest = rooms(Cut::Padded { tokens: 0 }).max().unwrap_or(0);
         let cuts = [
             Cut::Packed { tokens: all },
             Cut::Padded {
                 tokens: longest * samples.len(),
             },
             Cut::Packed {
-                tokens: longest.max(all.div_ceil(2)),
+                tokens: most.max(all.div_ceil(2)),
             },
             // Each sample in a separate micro-batch.
             Cut::Padded { tokens: longest },
@@ -450,7 +516,7 @@ impl Trainer {
         let cut = |(index, cut): (usize, &Cut)| {
             let parts = match index {
                 3 => (0..samples.len()).map(|sample| vec![sample]).collect(),
-                _ => cut.divide(&lengths),
+                _ => cut.divide(&rooms(*cut).collect::<Vec<_>>()),
             };
             let micro = |part: Vec<usize>| {
                 let part = part.into_iter().map(|sample| samples[sample].clone());

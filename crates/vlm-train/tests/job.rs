@@ -3,11 +3,12 @@
 use std::fs;
 use std::path::PathBuf;
 
+use burn::tensor::Device;
 use vlm_models::VlmConfig;
-use vlm_train::VlmTrainError;
-use vlm_train::job::{Finetune, FinetuneConfig};
+use vlm_train::job::{Finetune, FinetuneConfig, LossChoice, RuleChoice, ScheduleChoice, TooLong};
+use vlm_train::{PreferenceLoss, VlmTrainError};
 
-use crate::common::fixtures;
+use crate::common::{fixtures, timeless_log};
 
 #[path = "../examples/finetune.rs"]
 #[allow(dead_code, reason = "the program around the function")]
@@ -97,4 +98,91 @@ fn options_that_make_no_run_are_refused_before_it() {
         error.to_string().contains("expected FILE, FILE#500"),
         "{error}"
     );
+}
+
+/// A run over the pairs of the example.
+fn over_pairs(out: &std::path::Path) -> FinetuneConfig {
+    let shapes = fixtures().join("../../examples/shapes");
+    let data = shapes.join("prefer.jsonl");
+    let mut config = FinetuneConfig::new(shapes.join("model"), data, out).unwrap();
+    config.loss.loss = LossChoice(Some(PreferenceLoss::Dpo));
+    config.data.val = vec![shapes.join("prefer_test.jsonl")];
+    config.trained.random_weights = true;
+    config.batch.steps = Some(4);
+    config.optimizer.schedule = ScheduleChoice::Constant;
+    config.optimizer.learning_rate = Some(1e-3);
+    config.output.validate_every = 2;
+    config
+}
+
+/// The reference of a whole model is the one at the start, also if the run is continued.
+#[test]
+fn a_continued_run_over_pairs_has_the_reference_of_its_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |name: &str, steps: usize, resume: bool| {
+        let out = folder.path().join(name);
+        let mut config = over_pairs(&out);
+        config.trained.full = true;
+        config.batch.steps = Some(steps);
+        config.output.resume = resume;
+        Finetune::open(config)
+            .unwrap()
+            .run(&Device::flex())
+            .unwrap();
+        timeless_log(&out)
+    };
+    let whole = run("whole", 4, false);
+    run("parts", 2, false);
+    let parts = run("parts", 4, true);
+    let without_end = |log: &str| -> Vec<String> {
+        let is_step = |line: &&str| line.contains("gradient_norm");
+        log.lines().filter(is_step).map(str::to_owned).collect()
+    };
+    assert_eq!(without_end(&parts), without_end(&whole));
+    let steps = without_end(&whole);
+    assert!(steps[0].contains("\"reward_margin\":0.0"), "{}", steps[0]);
+    assert!(!steps[3].contains("\"reward_margin\":0.0"), "{}", steps[3]);
+    assert!(whole.contains("\"validation\":{"), "{whole}");
+}
+
+#[test]
+fn options_of_another_loss_are_refused() {
+    type Change = fn(&mut FinetuneConfig);
+    let cases: [(&str, Change); 6] = [
+        ("--beta is for losses of preferences", |config| {
+            config.loss.loss = LossChoice(None);
+            config.loss.beta = Some(0.2);
+        }),
+        ("--reference has no effect on orpo", |config| {
+            config.loss.loss = LossChoice(Some(PreferenceLoss::Orpo));
+            config.loss.reference = Some(config.folder.clone());
+        }),
+        ("--record-step is for --loss sft", |config| {
+            config.output.record_step = Some(1);
+        }),
+        ("--loss-rule micro-batches is for --loss sft", |config| {
+            config.batch.loss_rule = RuleChoice::MicroBatches;
+        }),
+        ("label_smoothing", |config| {
+            config.loss.label_smoothing = Some(0.7);
+        }),
+        ("--too-long drop-turns is for --loss sft", |config| {
+            config.data.records.too_long = TooLong::DropTurns;
+        }),
+    ];
+    let folder = tempfile::tempdir().unwrap();
+    for (expected, change) in cases {
+        let mut config = over_pairs(folder.path());
+        change(&mut config);
+        let error = Finetune::open(config).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+    // Pairs are no answers to imitate.
+    let mut config = over_pairs(&folder.path().join("out"));
+    config.loss.loss = LossChoice(None);
+    let error = Finetune::open(config)
+        .unwrap()
+        .run(&Device::flex())
+        .unwrap_err();
+    assert!(error.to_string().contains("preference data"), "{error}");
 }

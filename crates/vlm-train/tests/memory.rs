@@ -7,6 +7,7 @@ use std::sync::Mutex;
 use rope_check::alloc::CountingAllocator;
 
 mod common;
+mod pairs_memory;
 mod plan;
 mod plan_rows;
 mod recompute;

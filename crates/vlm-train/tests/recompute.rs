@@ -31,6 +31,7 @@ fn gradients(model: &Vlm, config: &VlmConfig, recompute: bool) -> (f64, Gradient
         },
         image_patches: Some(Tensor::from_data(patches, &device)),
         video_patches: None,
+        shown: None,
     };
     let seeds: Vec<u64> = (0..cu_seqlens.len() as u64 - 1).collect();
     let how = Backward {
@@ -142,6 +143,7 @@ fn the_peak_of_a_deep_model_is_that_of_one_layer() {
         },
         image_patches: None,
         video_patches: None,
+        shown: None,
     };
     let peak = |recompute| {
         let batch = model.batch(&inputs).unwrap();

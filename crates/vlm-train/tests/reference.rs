@@ -115,6 +115,7 @@ pub(crate) fn logits(model: &Vlm, config: &VlmConfig) -> TensorData {
         },
         image_patches: Some(Tensor::from_data(patches, &device)),
         video_patches: None,
+        shown: None,
     };
     let logits = model.forward(&model.batch(&inputs).unwrap()).unwrap();
     logits.squeeze_dim::<2>(0).into_data()

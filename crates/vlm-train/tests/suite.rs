@@ -10,6 +10,7 @@ mod job;
 mod lazy;
 mod parts;
 mod precision;
+mod preferences;
 mod ranks;
 mod reference;
 mod resume;

@@ -6,10 +6,10 @@
 //!
 //! # Forward
 //! For each block: l = hidden weight^T; s_b = ln sum e^l; the logit of each target in it. At the
-//! end s = ln sum_b e^(s_b), and the loss is the mean of s - logit.
+//! end s = ln sum_b e^(s_b), the loss of a row is s - logit, and the loss is their mean.
 //!
 //! # Backward
-//! For each block, with g the gradient of the loss over the rows: p = (e^(l - s) - 1 at the target)
+//! For each block, with g the gradient of a row's loss: p = (e^(l - s) - 1 at the target)
 //! g; dhidden += p weight; dweight = p^T hidden. The 1 is subtracted before p is rounded, because
 //! the difference is small where the model is certain.
 //!
@@ -48,6 +48,14 @@ pub(super) fn forward<B: Backend>(
     }
     let sums = run.log_sum_exp(B::float_cat(sums, 1));
     let sums = B::float_reshape(sums, Shape::new([op.rows()]));
+    if op.by_row {
+        let mut places = vec![0; op.rows()];
+        for (place, (_, row)) in op.targets.iter().enumerate() {
+            places[*row] = place as i64;
+        }
+        let targets = B::float_select(B::float_cat(target_logits, 0), 0, run.upload(places));
+        return (B::float_sub(sums.clone(), targets), sums);
+    }
     // The logits came in the order of the targets.
     let order = op.targets.iter().map(|(_, row)| *row as i64).collect();
     let losses = B::float_sub(
@@ -67,8 +75,13 @@ pub(super) fn backward<B: Backend>(
     let rows = op.rows();
     let run = Run::<B>::new(hidden, weight, op);
     let log_sum_exp = B::float_reshape(log_sum_exp, Shape::new([rows, 1]));
-    let gradient = B::float_mul_scalar(gradient, (1.0 / rows as f64).into());
-    let gradient = B::float_reshape(gradient, Shape::new([1, 1]));
+    let gradient = match op.by_row {
+        true => B::float_reshape(gradient, Shape::new([rows, 1])),
+        false => {
+            let gradient = B::float_mul_scalar(gradient, (1.0 / rows as f64).into());
+            B::float_reshape(gradient, Shape::new([1, 1]))
+        }
+    };
     let shape = run.weight.shape();
     let mut dweight = weight_wanted.then(|| B::float_empty(shape.clone(), &run.device, run.dtype));
     let mut dhidden = None;

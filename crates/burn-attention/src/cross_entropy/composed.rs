@@ -9,7 +9,7 @@ use burn_fused::primitive::cast;
 use super::blocks::product_dtype;
 use super::op::CrossEntropyOp;
 
-/// Mean cross-entropy, `[1]`, by log_softmax of the logits in f32, or in f64 for f64. Autodiff
+/// Mean cross-entropy, `[1]`, or that of each row, by log_softmax of the logits in f32, or in f64 for f64. Autodiff
 /// keeps several tensors of rows x vocabulary.
 pub(super) fn cross_entropy<B: Backend>(
     hidden: FloatTensor<B>,
@@ -31,5 +31,8 @@ pub(super) fn cross_entropy<B: Backend>(
     let targets = B::int_from_data(targets, &device);
     let target_logs = B::float_gather(1, log_probabilities, targets);
     let target_logs = B::float_reshape(target_logs, Shape::new([rows]));
-    B::float_neg(B::float_mean(target_logs))
+    B::float_neg(match op.by_row {
+        true => target_logs,
+        false => B::float_mean(target_logs),
+    })
 }

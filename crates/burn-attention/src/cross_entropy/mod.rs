@@ -122,6 +122,16 @@ impl CrossEntropy {
         or_panic(self.try_forward(hidden, weight))
     }
 
+    /// Computes the loss of each row that has a target, `[counted rows]`, instead of their mean.
+    ///
+    /// # Errors
+    /// Those of [`try_forward`](Self::try_forward).
+    pub fn by_row(&self, hidden: Tensor<2>, weight: Tensor<2>) -> Result<Tensor<1>> {
+        let mut loss = self.clone();
+        loss.op.by_row = true;
+        loss.try_forward(hidden, weight)
+    }
+
     /// Computes the loss.
     ///
     /// # Errors

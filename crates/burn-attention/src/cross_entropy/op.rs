@@ -16,6 +16,8 @@ pub struct CrossEntropyOp {
     pub(super) vocabulary: usize,
     /// The logits of a block, unless they are the default number.
     pub(super) blocks: Option<usize>,
+    /// True for the loss of each row instead of their mean.
+    pub(super) by_row: bool,
 }
 
 impl CrossEntropyOp {
@@ -27,6 +29,7 @@ impl CrossEntropyOp {
             targets: targets.into(),
             vocabulary,
             blocks: None,
+            by_row: false,
         }
     }
 
@@ -64,14 +67,14 @@ operation! {
     ///
     /// # Shapes
     /// - hidden: `[rows, channels]`; weight: `[vocabulary, channels]`
-    /// - loss, gradient: `[1]`; f32, or f64 for f64 tensors
+    /// - loss, gradient: `[1]`, or `[rows]` by row; f32, or f64 for f64 tensors
     /// - log_sum_exp: `[rows]`, of the type of the loss
     ///
     /// # Panics
     /// If shapes or types disagree; [`CrossEntropyOp::check`] reports the reason.
     pub trait CrossEntropyOps {
-        /// Computes the mean loss, and the logarithm of the sum of the exponentials of each row of
-        /// logits.
+        /// Computes the mean loss or that of each row, and the logarithm of the sum of the
+        /// exponentials of each row of logits.
         fn cross_entropy_forward(
             hidden: FloatTensor<Self>,
             weight: FloatTensor<Self>,

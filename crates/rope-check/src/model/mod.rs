@@ -467,6 +467,7 @@ impl Fixture<'_> {
             prompt: self.prompt.prompt(),
             image_patches: patches("pixel_values", &self.prompt.image_grids)?,
             video_patches: patches("pixel_values_videos", &self.prompt.video_grids)?,
+            shown: None,
         })?)
     }
 

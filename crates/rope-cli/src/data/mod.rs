@@ -16,7 +16,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use rope_core::position_ids::{Prompt, Rows};
 use vlm_data::check::{CheckOptions, DataReport, PageSample, SamplePage, Severity, check_data};
 use vlm_data::text::format::Conversations;
-use vlm_data::text::{Conversation, TextError};
+use vlm_data::text::{Answers, Conversation, TextError};
 use vlm_data::{SampleEncoder, TrainingSample};
 use vlm_models::VlmConfig;
 use vlm_train::job::{Faulty, LabelOptions, RecordOptions, TooLong};
@@ -190,7 +190,7 @@ impl CheckArgs {
         Ok(Conversations::new(
             input,
             folder,
-            &self.records.file_options(),
+            &self.records.file_options(Answers::Any),
         ))
     }
 
@@ -269,7 +269,7 @@ impl CheckArgs {
         report: &DataReport,
     ) -> Result<String, Box<dyn Error>> {
         // The report has the error of a record that gives no sample.
-        let sample = conversation.and_then(|conversation| encoder.encode(conversation).ok());
+        let sample = conversation.and_then(|conversation| encoder.encode_first(conversation).ok());
         let ids = sample.as_ref().map(|sample| self.position_ids(sample));
         let ids = ids.transpose()?;
         let page = SamplePage {

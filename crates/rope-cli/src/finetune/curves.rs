@@ -1,4 +1,4 @@
-//! `curves.svg`: loss, gradient norm and rate over the steps, from the log.
+//! `curves.svg`: loss, gradient norm, rate and rewards over the steps, from the log.
 
 use std::error::Error;
 use std::path::Path;
@@ -19,7 +19,38 @@ struct Line {
     validation_loss: Option<f64>,
     gradient_norm: Option<f64>,
     learning_rate: Option<f64>,
+    reward_chosen: Option<f64>,
+    reward_rejected: Option<f64>,
 }
+
+/// A title, and its curves by name.
+type Chart = (
+    &'static str,
+    &'static [(&'static str, fn(&Line) -> Option<f64>)],
+);
+
+/// The last one is of losses of preferences.
+const CHARTS: [Chart; 4] = [
+    (
+        "Loss (nats per labelled token)",
+        &[
+            ("training", |line| line.loss),
+            ("validation", |line| line.validation_loss),
+        ],
+    ),
+    (
+        "Gradient norm",
+        &[("before clipping", |line| line.gradient_norm)],
+    ),
+    ("Learning rate", &[("decoder", |line| line.learning_rate)]),
+    (
+        "Rewards",
+        &[
+            ("chosen", |line| line.reward_chosen),
+            ("rejected", |line| line.reward_rejected),
+        ],
+    ),
+];
 
 /// Draws a run by its log.
 ///
@@ -37,28 +68,14 @@ pub(super) fn draw(log: &Path, picture: &Path) -> Result<(), Box<dyn Error>> {
             .filter_map(|line| Some((line.step as f64, of(line)?)));
         points.collect()
     };
-    let charts = [
-        (
-            "Loss (nats per labelled token)",
-            vec![
-                ("training", points(|line| line.loss)),
-                ("validation", points(|line| line.validation_loss)),
-            ],
-        ),
-        (
-            "Gradient norm",
-            vec![("before clipping", points(|line| line.gradient_norm))],
-        ),
-        (
-            "Learning rate",
-            vec![("decoder", points(|line| line.learning_rate))],
-        ),
-    ];
+    let has_pairs = lines.iter().any(|line| line.reward_chosen.is_some());
+    let charts = &CHARTS[..if has_pairs { 4 } else { 3 }];
     let (width, height) = CHART;
     svg::draw(picture, (width * charts.len() as i32, height), |area| {
         let areas = area.split_evenly((1, charts.len()));
-        for (area, (title, curves)) in areas.iter().zip(&charts) {
-            chart(area, title, curves)?;
+        for (area, (title, curves)) in areas.iter().zip(charts) {
+            let curves = curves.iter().map(|(name, of)| (*name, points(*of)));
+            chart(area, title, &curves.collect::<Vec<_>>())?;
         }
         Ok(())
     })
@@ -69,12 +86,13 @@ fn chart(area: &Area<'_>, title: &str, curves: &[(&str, Vec<(f64, f64)>)]) -> Dr
     let steps = all().map(|(step, _)| *step).fold(2.0, f64::max);
     let top = all().map(|(_, value)| *value).fold(0.0, f64::max) * 1.05;
     let top = if top > 0.0 { top } else { 1.0 };
+    let low = all().map(|(_, value)| *value).fold(0.0, f64::min) * 1.05;
     let mut chart = ChartBuilder::on(area)
         .margin(14)
         .caption(title, (FONT, 19))
         .x_label_area_size(40)
         .y_label_area_size(60)
-        .build_cartesian_2d(0.0..steps, 0.0..top)?;
+        .build_cartesian_2d(0.0..steps, low..top)?;
     let label = |value: &f64| {
         if top < 0.1 {
             format!("{value:.1e}")

@@ -187,11 +187,7 @@ fn prove_cut(job: &Job, device: &BurnDevice) -> Result<(), Box<dyn Error>> {
         stdout(),
         "one step over {conversations} conversations: packed into one micro-batch, padded into one, \
          packed into several, and one by one\n\
-         largest relative difference of the loss {:.1e}, of the gradient's norm {:.1e}, of the \
-         gradient {:.1e}",
-        found.loss,
-        found.gradient_norm,
-        found.gradient
+         {found}"
     )?;
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use parking_lot::Mutex;
 use vlm_train::job::Notice;
-use vlm_train::{Answer, Event, StepReport};
+use vlm_train::{Answer, Event, PreferenceReport, StepReport};
 
 use crate::arguments::complaint;
 use crate::stdio::{note, plain};
@@ -111,7 +111,9 @@ impl Progress {
                 }
             }
             _ if self.quiet => {}
-            Event::Validation { step, loss } => self.line(step, &format!("validation {loss:.4}")),
+            Event::Validation { step, loss, pairs } => {
+                self.line(step, &format!("validation {loss:.4}{}", text(pairs)));
+            }
             Event::Answers { step, answers } => self.answers(step, answers),
         }
     }
@@ -130,16 +132,7 @@ impl Progress {
             &format!("{right} of {} answers are right:", answers.len()),
         );
         for answer in answers {
-            let Answer {
-                line,
-                expected,
-                found,
-            } = answer;
-            let text = if answer.is_right() {
-                format!("  line {line}: {found:?}, right")
-            } else {
-                format!("  line {line}: {found:?}, expected {expected:?}")
-            };
+            let text = format!("  {answer}");
             self.bar.suspend(|| note(plain(&text)));
         }
     }
@@ -147,8 +140,9 @@ impl Progress {
     fn step(&mut self, report: &StepReport) {
         self.tokens += report.tokens;
         let seconds = self.started.elapsed().as_secs_f64();
+        let pairs = text(report.preference);
         let message = format!(
-            "loss {:.4} norm {:.3} rate {:.2e} {:.0} tokens/s, {:.0} % labelled",
+            "loss {:.4}{pairs} norm {:.3} rate {:.2e} {:.0} tokens/s, {:.0} % labelled",
             report.loss,
             report.gradient_norm,
             report.learning_rate,
@@ -184,4 +178,8 @@ impl Progress {
             self.line(step, &message);
         }
     }
+}
+
+fn text(pairs: Option<PreferenceReport>) -> String {
+    pairs.map_or(String::new(), |pairs| format!(" {pairs}"))
 }

@@ -24,7 +24,7 @@ pub enum Severity {
 }
 
 /// The kinds that are warnings.
-const WARNINGS: [&str; 14] = [
+const WARNINGS: [&str; 15] = [
     "answer-space",
     "blank",
     "box-text",
@@ -33,6 +33,7 @@ const WARNINGS: [&str; 14] = [
     "duplicate",
     "empty-question",
     "enlarged",
+    "equal-answers",
     "replacement-character",
     "role-order",
     "rotated",
@@ -136,6 +137,9 @@ fn kind_of_problem(problem: &RecordProblem) -> &'static str {
         RecordProblem::Value { .. } => "value",
         RecordProblem::OtherData { .. } => "other-data",
         RecordProblem::NotApplied { .. } => "not-applied",
+        RecordProblem::Answers { .. } => "answers",
+        RecordProblem::PairMedia => "pair-pictures",
+        RecordProblem::NoSharedPrompt => "pair-prompt",
         RecordProblem::SystemTwice => "system-not-first",
         RecordProblem::NotRendered { .. } => "not-rendered",
         RecordProblem::UnknownRole { .. } => "role",

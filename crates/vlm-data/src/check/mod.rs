@@ -260,6 +260,7 @@ fn hash_of(conversation: &Conversation) -> u64 {
         format!("{:?}", message.extra).hash(&mut hasher);
     }
     (&conversation.image_limits, conversation.plain).hash(&mut hasher);
+    format!("{:?}", (&conversation.other, conversation.is_good)).hash(&mut hasher);
     format!("{:?}", conversation.tools).hash(&mut hasher);
     let mut media: Vec<&MediaSource> = conversation.images.iter().collect();
     for video in &conversation.videos {

@@ -7,6 +7,14 @@ use crate::text::{Conversation, Message, Part, Role};
 
 /// Checks roles and texts.
 pub(super) fn check(conversation: &Conversation, found: &mut Vec<Found>) {
+    if let Some(other) = &conversation.other
+        && conversation.messages.get(other.prompt..) == Some(&other.messages)
+    {
+        found.push(Found::new(
+            "equal-answers",
+            "both answers are equal, so that the pair teaches nothing",
+        ));
+    }
     let mut before: Option<&Message> = None;
     for (index, message) in conversation.messages.iter().enumerate() {
         let number = index + 1;

@@ -316,8 +316,9 @@ impl Loader {
     fn batch(&mut self) -> Result<GlobalBatch> {
         let epoch = self.next.epoch;
         let (samples, skipped) = self.samples()?;
-        let lengths: Vec<usize> = samples.iter().map(TrainingSample::tokens).collect();
+        let tokens = samples.iter().map(TrainingSample::tokens).sum();
         let cut = self.options.cut;
+        let lengths: Vec<usize> = samples.iter().map(|sample| sample.room(cut)).collect();
         // Each sample is freed as soon as it is copied.
         let mut samples: Vec<_> = samples.into_iter().map(Some).collect();
         let micro_batches = cut.divide(&lengths).into_iter().map(|part| {
@@ -328,7 +329,7 @@ impl Loader {
         Ok(GlobalBatch {
             trained_tokens: micro_batches.iter().map(|part| part.trained_tokens).sum(),
             micro_batches,
-            tokens: lengths.iter().sum(),
+            tokens,
             skipped,
             epoch,
             next: DataPosition {

@@ -190,7 +190,7 @@ impl Shared {
         record: usize,
     ) -> Result<TrainingSample> {
         let reader = reader.get_or_insert_with(|| self.set.reader());
-        let sample = self.encoder.encode(&reader.read(record)?);
+        let sample = self.encoder.encode_record(reader, record, true);
         sample.map_err(|error| self.set.named(record, error))
     }
 }

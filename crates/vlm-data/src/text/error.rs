@@ -147,6 +147,26 @@ pub enum RecordProblem {
         /// The kind of data.
         what: &'static str,
     },
+    /// Answers of another kind than the loss trains on.
+    #[error(
+        "expected {expected}, found {found}; choose a loss that trains on it (--loss), or remove \
+         such records"
+    )]
+    Answers {
+        /// The answers that the loss trains on.
+        expected: &'static str,
+        /// The answers found.
+        found: String,
+    },
+    /// Two answers of which one has other pictures or videos.
+    #[error("the answers are to different pictures or videos; both must be to those of the prompt")]
+    PairMedia,
+    /// Two answers to different prompts.
+    #[error(
+        "both answers must follow one prompt; the conversations have no common start, or one ends \
+         with it"
+    )]
+    NoSharedPrompt,
     /// A key that changes the sample and is not supported.
     #[error("{key} is not applied; {remedy}")]
     NotApplied {

@@ -15,6 +15,7 @@ use super::error::{RecordProblem, Result, TextError};
 use super::expand::{Grid, Grids, Padded, VideoGrid, pad};
 use super::format::{Conversation, Message, Part, Role};
 use super::json::Json;
+use super::pair::AnswerPair;
 use super::template::{ChatTemplate, RenderOptions, each_string};
 use super::tokenizer::{Tokenizer, read_json};
 
@@ -110,6 +111,8 @@ pub struct Sample {
     pub dropped_turns: usize,
     /// The number of thoughts that the template left out of earlier turns.
     pub dropped_thoughts: usize,
+    /// The second of two sequences, if ids and labels are of two answers, end to end.
+    pub pair: Option<AnswerPair>,
 }
 
 /// The purpose of encoding a conversation.
@@ -446,6 +449,7 @@ impl TextEncoder {
             videos: media.videos,
             dropped_turns: 0,
             dropped_thoughts,
+            pair: None,
         }))
     }
 

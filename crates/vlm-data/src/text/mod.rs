@@ -23,6 +23,7 @@
 //! | [`template`] | its chat template |
 //! | [`expand`] | pads for pictures and videos |
 //! | [`labels`] | conversations to token ids and labels |
+//! | `pair` | two answers to one prompt |
 //! | [`json`] | JSON that keeps its order, written like Python's |
 //! | [`error`] | faults of a record, and their remedies |
 
@@ -34,16 +35,18 @@ pub mod expand;
 pub mod format;
 pub mod json;
 pub mod labels;
+mod pair;
 pub mod template;
 pub mod tokenizer;
 
 pub use error::{RecordProblem, Result, TextError};
 pub use expand::{Grid, Grids, VideoGrid};
 pub use format::{
-    Conversation, Conversations, DataIndex, DataReader, FileOptions, Format, Message, Part, Role,
-    read,
+    Answers, Conversation, Conversations, DataIndex, DataReader, FileOptions, Format, Message,
+    OtherAnswer, Part, Role, read,
 };
 pub use labels::{EncodeOptions, IGNORED, LabelRule, Overlong, Sample, TextEncoder, Trained};
+pub use pair::AnswerPair;
 pub use template::{ChatTemplate, RenderOptions};
 pub use tokenizer::Tokenizer;
 pub use vlm_family::MediaStyle;

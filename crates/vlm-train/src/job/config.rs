@@ -10,6 +10,7 @@ use vlm_data::{BatchSize, Cut, HeldOut, LoaderOptions, OnError, Share};
 use vlm_models::VlmConfig;
 use vlm_models::rope_core::position_ids::Compatibility;
 
+use super::loss::LossOptions;
 use super::parse::{above_0, count_in, seed};
 use super::parts::LayerRange;
 use super::records::{DataFile, Faulty, LabelOptions, RecordOptions, TooLong};
@@ -45,6 +46,11 @@ pub struct FinetuneConfig {
     #[serde(flatten)]
     pub batch: BatchOptions,
 
+    /// The loss.
+    #[command(flatten, next_help_heading = "Loss")]
+    #[serde(flatten)]
+    pub loss: LossOptions,
+
     /// The trained parts.
     #[command(flatten, next_help_heading = "Trained parts")]
     #[serde(flatten)]
@@ -65,7 +71,7 @@ pub struct FinetuneConfig {
 #[derive(Args, Clone, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct DataOptions {
-    /// Conversations: JSON lines or an array, in any of five formats. Repeatable; FILE#500 takes a
+    /// Conversations: JSON lines or an array, in any of six formats. Repeatable; FILE#500 takes a
     /// file's first 500 records, FILE#0.5x half of them and FILE#3x each three times an epoch
     #[arg(long, value_name = "FILE", required = true)]
     #[serde(skip)]
@@ -562,6 +568,24 @@ impl FinetuneConfig {
         if self.output.patience.is_some() && !self.validates() {
             return wrong("--patience needs validation data: --val or --split-validation");
         }
+        if let Some(preference) = self.loss.preference().map_err(VlmTrainError::Options)? {
+            preference.check()?;
+            for (is_given, option) in [
+                (
+                    self.batch.loss_rule == RuleChoice::MicroBatches,
+                    "--loss-rule micro-batches",
+                ),
+                (self.output.record_step.is_some(), "--record-step"),
+                (
+                    self.data.records.too_long == TooLong::DropTurns,
+                    "--too-long drop-turns",
+                ),
+            ] {
+                if is_given {
+                    return wrong(&format!("{option} is for --loss sft; leave it out"));
+                }
+            }
+        }
         if self.optimizer.betas.len() != 2 {
             return wrong("--betas has two numbers: the decay of each moment");
         }
@@ -659,6 +683,7 @@ impl FinetuneConfig {
             loss_scale: (optimizer.precision == Precision::F16).then_some(LOSS_SCALE),
             recompute: !self.batch.no_recompute,
             seed: optimizer.seed,
+            preference: self.loss.preference().ok().flatten(),
         }
     }
 

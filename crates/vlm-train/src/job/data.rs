@@ -57,7 +57,7 @@ impl Files {
                 options
                     .data
                     .records
-                    .open(&file.path)
+                    .open(&file.path, options.loss.loss.answers())
                     .map_err(VlmDataError::from)?,
             ));
         }
@@ -91,7 +91,7 @@ impl Files {
                     options
                         .data
                         .records
-                        .open(path)
+                        .open(path, options.loss.loss.answers())
                         .map_err(VlmDataError::from)?,
                 ));
             }
@@ -174,7 +174,7 @@ impl RunData {
         options: &FinetuneConfig,
         encoder: &SampleEncoder,
     ) -> vlm_data::Result<MicroBatch> {
-        let sample = encoder.encode(&self.train.reader().read(self.probe)?)?;
+        let sample = encoder.encode_record(&mut self.train.reader(), self.probe, true)?;
         MicroBatch::new(vec![sample], options.loader_options().cut)
     }
 }
@@ -244,7 +244,10 @@ impl Surveys {
             format!(
                 "{:?} {:?}",
                 encoder.options(),
-                options.data.records.file_options()
+                options
+                    .data
+                    .records
+                    .file_options(options.loss.loss.answers())
             )
             .as_bytes(),
         );

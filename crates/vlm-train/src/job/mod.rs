@@ -3,6 +3,7 @@
 mod config;
 mod data;
 mod keys;
+mod loss;
 pub mod parse;
 mod parts;
 mod records;
@@ -27,6 +28,7 @@ pub use self::config::{
 };
 use self::data::{Files, RunData};
 pub use self::keys::in_options;
+pub use self::loss::{LossChoice, LossOptions};
 pub use self::parts::LayerRange;
 pub use self::records::{DataFile, Faulty, LabelOptions, RecordOptions, TooLong};
 pub use self::team::{HostTeam, Team};
@@ -241,13 +243,13 @@ impl Finetune {
         let (mut all, mut longest) = (MicroShape::default(), 0);
         let mut reader = self.files.train.reader();
         for record in 0..self.files.train.len().min(LOOKED_AT) {
-            let record = reader.read(record)?;
-            let shape = MicroShape::of_sample(&self.encoder.measure(&record)?);
+            let sample = self.encoder.encode_record(&mut reader, record, false)?;
+            let shape = MicroShape::of_sample(&sample);
             longest = longest.max(shape.tokens);
             all.tokens += shape.tokens;
             all.patches += shape.patches;
             all.labelled += shape.labelled;
-            all.sequences += 1;
+            all.sequences += shape.sequences;
         }
         Ok((all, longest))
     }
@@ -439,7 +441,21 @@ impl Job {
     }
 
     fn trainer(&self, device: &Device) -> Result<Trainer> {
-        weights::trainer(&self.options, &self.config, self.recipe.clone(), device)
+        let trainer = weights::trainer(&self.options, &self.config, self.recipe.clone(), device)?;
+        let Some(folder) = &self.options.loss.reference else {
+            return Ok(trainer);
+        };
+        let config = VlmConfig::from_folder(folder)?;
+        let [expected, found] = [&self.config, &config].map(|config| config.text.vocab_size);
+        if expected != found {
+            return Err(VlmTrainError::Options(format!(
+                "--reference has a vocabulary of {found} tokens, and the model of {expected}; name \
+                 a model of the same tokenizer"
+            )));
+        }
+        let config = self.options.data.position_rule.of(config);
+        let model = config.load(folder, &device.clone().autodiff())?;
+        Ok(trainer.with_reference(&model))
     }
 
     /// Saves the result, and returns its folder.
@@ -470,7 +486,7 @@ impl Job {
         let mut reader = self.data.train.reader();
         let mut samples = Vec::new();
         for record in 0..self.data.train.len().min(self.options.batch.batch) {
-            samples.push(self.encoder.encode(&reader.read(record)?)?);
+            samples.push(self.encoder.encode_record(&mut reader, record, true)?);
         }
         Ok((samples.len(), trainer.prove_cut(&samples)?))
     }
@@ -482,7 +498,10 @@ fn plan(
     recipe: &Recipe,
     ranks: RunRanks,
 ) -> Result<MemoryPlan> {
-    let plan = MemoryPlan::new(config, recipe, options.dtype())?;
+    let mut plan = MemoryPlan::new(config, recipe, options.dtype())?;
+    if options.loss.reference.is_some() {
+        plan = plan.with_other_reference();
+    }
     Ok(plan.with_ranks(ranks.all, ranks.optimizer))
 }
 
@@ -496,6 +515,9 @@ fn identity(options: &FinetuneConfig, data: &DataSet) -> Result<Identity> {
     add("data", data.fingerprint());
     if let Some(adapter) = &options.trained.adapter {
         add("adapter", weights::fingerprint(adapter)?);
+    }
+    if let Some(reference) = &options.loss.reference {
+        add("reference", weights::fingerprint(&real(reference)?)?);
     }
     Ok(identity)
 }

@@ -6,7 +6,9 @@ use std::str::FromStr;
 
 use clap::{Args, ValueEnum, ValueHint};
 use serde::{Serialize, Serializer};
-use vlm_data::text::{DataIndex, FileOptions, Format, LabelRule, Overlong, TextError, Trained};
+use vlm_data::text::{
+    Answers, DataIndex, FileOptions, Format, LabelRule, Overlong, TextError, Trained,
+};
 use vlm_data::{SampleOptions, Share, VlmDataError};
 
 use super::parse::{MAX_TOKENS, above_0, count_in, one_of};
@@ -112,7 +114,7 @@ enum Rule {
     Generation,
 }
 
-const FORMATS: [Format; 9] = [
+const FORMATS: [Format; 10] = [
     Format::Recognised,
     Format::Messages,
     Format::ShareGpt,
@@ -122,6 +124,7 @@ const FORMATS: [Format; 9] = [
     Format::Pairs,
     Format::Completion,
     Format::Text,
+    Format::Preference,
 ];
 
 fn format_name(format: Format) -> &'static str {
@@ -135,6 +138,7 @@ fn format_name(format: Format) -> &'static str {
         Format::Pairs => "pairs",
         Format::Completion => "completion",
         Format::Text => "text",
+        Format::Preference => "preference",
     }
 }
 
@@ -172,10 +176,10 @@ impl RecordOptions {
         options
     }
 
-    /// The options for opening a data file.
-    pub fn file_options(&self) -> FileOptions {
+    /// The options for opening a data file of records with these answers.
+    pub fn file_options(&self, answers: Answers) -> FileOptions {
         let mut options = FileOptions::default();
-        options.format = self.format;
+        (options.format, options.answers) = (self.format, answers);
         options.media_folder.clone_from(&self.media);
         options
     }
@@ -197,8 +201,8 @@ impl RecordOptions {
     ///
     /// # Errors
     /// Those of [`DataIndex::open`].
-    pub fn open(&self, path: &Path) -> vlm_data::text::Result<DataIndex> {
-        DataIndex::open(path, self.file_options())
+    pub fn open(&self, path: &Path, answers: Answers) -> vlm_data::text::Result<DataIndex> {
+        DataIndex::open(path, self.file_options(answers))
     }
 }
 

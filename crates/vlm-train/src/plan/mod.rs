@@ -46,14 +46,13 @@ pub struct MicroShape {
 impl MicroShape {
     /// Returns the sizes of a micro-batch.
     pub fn of(micro: &MicroBatch) -> Self {
-        let grids = micro.image_grids.iter().chain(&micro.video_grids);
         let (rows, sequences) = match &micro.rows {
             SampleRows::Packed { cu_seqlens } => (1, cu_seqlens.len().saturating_sub(1)),
             SampleRows::Padded { rows, .. } => (*rows, *rows),
         };
         Self {
             tokens: micro.input_ids.len(),
-            patches: grids.map(|grid| grid.iter().product::<usize>()).sum(),
+            patches: micro.patch_rows().iter().sum(),
             labelled: micro.trained_tokens,
             rows,
             sequences,
@@ -69,7 +68,7 @@ impl MicroShape {
             patches: grids.map(|grid| grid.iter().product::<usize>()).sum(),
             labelled: labels.filter(|label| **label >= 0).count(),
             rows: 1,
-            sequences: 1,
+            sequences: 1 + usize::from(sample.text.pair.is_some()),
         }
     }
 
@@ -121,6 +120,8 @@ pub struct MemoryPlan {
     /// True if the data has pictures or videos: without, tower and merger have no gradients.
     sees: bool,
     has_masters: bool,
+    /// Bytes of the weights that a reference has besides those of the model.
+    reference: usize,
     /// Number of devices that sum their gradients.
     ranks: usize,
     optimizer: OptimizerState,
@@ -194,6 +195,10 @@ impl MemoryPlan {
             trained,
             sees: true,
             has_masters: recipe.masters && !whole.is_empty() && dtype.size() < wide,
+            reference: match recipe.keeps_reference() {
+                true => whole.values().sum::<usize>() * dtype.size(),
+                false => 0,
+            },
             ranks: 1,
             optimizer: OptimizerState::Replicated,
             recomputes: recipe.recompute,
@@ -209,6 +214,13 @@ impl MemoryPlan {
     #[must_use]
     pub fn with_pictures(mut self, sees: bool) -> Self {
         self.sees = sees;
+        self
+    }
+
+    /// States that the reference is another model of this one's size.
+    #[must_use]
+    pub fn with_other_reference(mut self) -> Self {
+        self.reference = self.weights;
         self
     }
 
@@ -260,6 +272,7 @@ impl MemoryPlan {
         };
         let mut held = vec![
             ("weights", self.weights),
+            ("the reference", self.reference),
             ("adapters", self.adapters),
             ("masters", masters),
             ("moments", 2 * updated * wide),

@@ -60,10 +60,13 @@ impl Peers {
         }))
     }
 
-    /// Sums of squares, over all ranks.
-    pub(crate) fn add_squares(&self, own: f64) -> Result<f64> {
-        let all = self.rank.exchange_numbers([own.to_bits()])?;
-        Ok(all.into_iter().map(|[bits]| f64::from_bits(bits)).sum())
+    /// Sums, over all ranks.
+    pub(crate) fn add_numbers<const N: usize>(&self, own: [f64; N]) -> Result<[f64; N]> {
+        let all = self.rank.exchange_numbers(own.map(f64::to_bits))?;
+        let add = |sums: [f64; N], rank_bits: [u64; N]| {
+            std::array::from_fn(|index| sums[index] + f64::from_bits(rank_bits[index]))
+        };
+        Ok(all.into_iter().fold([0.0; N], add))
     }
 
     /// Sums loss and gradients over all ranks with one collective. With a sharded optimizer state,

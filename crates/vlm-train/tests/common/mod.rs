@@ -65,7 +65,7 @@ impl ModuleMapper for Halve {
 }
 
 /// 15 bits of a linear congruential generator.
-struct Numbers(u64);
+pub(crate) struct Numbers(pub(crate) u64);
 
 impl Numbers {
     fn next(&mut self) -> u64 {
@@ -73,7 +73,7 @@ impl Numbers {
         self.0 >> 16
     }
 
-    fn text(&mut self, count: usize) -> Vec<i64> {
+    pub(crate) fn text(&mut self, count: usize) -> Vec<i64> {
         (0..count).map(|_| 1 + (self.next() % 250) as i64).collect()
     }
 }

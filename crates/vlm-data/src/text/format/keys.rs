@@ -27,8 +27,10 @@ pub(crate) enum Fate {
     Harmless(&'static str),
     /// The record is refused: the key means data of this kind, which cannot be trained.
     OtherData(&'static str),
-    /// The record is refused if the value is a number or a boolean, which mean data of this kind.
-    Mark(&'static str),
+    /// It is read, and the record refused unless the loss compares two answers.
+    Pair,
+    /// It is read, and the record refused unless the loss is of marked answers.
+    Mark,
     /// The record is refused unless the weight is 1.
     Weight,
     /// The record is refused, with this remedy: ignoring the key would change the sample.
@@ -63,11 +65,11 @@ const fn key(
     }
 }
 
-const PREFERENCES: &str = "preference data";
+const PREFERENCES: &str = "preference data under other keys than \"chosen\" and \"rejected\"";
 const SOUND: &str = "sound";
 const SCORES: &str = "scores of answers";
 
-use Fate::{Harmless, Mark, NotApplied, OtherData, Read, Weight};
+use Fate::{Harmless, Mark, NotApplied, OtherData, Pair, Read, Weight};
 use Place::{Message, Objects, Part, Record};
 
 /// All keys that are known.
@@ -96,13 +98,15 @@ pub(crate) const KEYS: &[Key] = &[
     key(Record, &["width", "height", "width_list", "height_list", "image_size"], Harmless("is read from the picture itself"), "InternVL chat data format"),
     key(Record, &["parallel_tool_calls"], Harmless("is a setting of a service"), "OpenAI fine-tuning format"),
     key(Record, &["extra_info", "meta", "metadata"], Harmless("describes the record"), "LLaMA-Factory v1; Hugging Face datasets"),
-    key(Record, &["chosen", "rejected"], OtherData(PREFERENCES), "TRL dataset_formats; LLaMA-Factory data/README"),
+    key(Record, &["chosen", "rejected"], Pair, "TRL dataset_formats; LLaMA-Factory data/README"),
     key(Record, &["chosen_messages", "chosen_response", "chosen_msg", "rejected_msg", "chosen_prompt", "rejected_prompt"], OtherData(PREFERENCES), "LLaMA-Factory v1; ms-swift"),
-    key(Record, &["rejected_response", "rejected_messages", "rejected_images", "rejected_videos", "rejected_audios", "rejected_tools", "rejected_objects"], OtherData(PREFERENCES), "ms-swift Custom-dataset (RLHF)"),
+    key(Record, &["rejected_response", "rejected_messages", "rejected_images", "rejected_videos", "rejected_tools", "rejected_objects"], Pair, "ms-swift Custom-dataset (RLHF)"),
+    key(Record, &["rejected_audios"], OtherData(SOUND), "ms-swift Custom-dataset (RLHF)"),
     key(Record, &["preferred_output", "non_preferred_output"], OtherData(PREFERENCES), "OpenAI preference format"),
-    key(Record, &["label"], Mark("preference data (KTO) or data of a classifier"), "TRL dataset_formats; ms-swift Custom-dataset"),
-    key(Record, &["kto_tag"], OtherData(PREFERENCES), "LLaMA-Factory data/README"),
-    key(Record, &["margin", "score_chosen", "score_rejected"], OtherData(PREFERENCES), "TRL reward and DPO trainers; ms-swift"),
+    key(Record, &["label"], Mark, "TRL dataset_formats; ms-swift Custom-dataset"),
+    key(Record, &["kto_tag"], Mark, "LLaMA-Factory data/README"),
+    key(Record, &["score_chosen", "score_rejected"], Pair, "TRL reward trainer; UltraFeedback"),
+    key(Record, &["margin"], OtherData("the margin of a reward model's preference data"), "TRL reward trainer; ms-swift"),
     key(Record, &["labels", "completions"], OtherData("stepwise supervision"), "TRL dataset_formats"),
     key(Record, &["positive", "negative", "positive_messages", "negative_messages", "positive_images", "negative_images", "positive_videos", "negative_videos", "positive_audios", "negative_audios", "positive_tools", "negative_tools", "positive_objects", "negative_objects"], OtherData("pairs for an embedding"), "ms-swift Custom-dataset (embedding)"),
     key(Record, &["scores", "reward", "rewards"], OtherData(SCORES), "TRL; ms-swift (GRPO)"),
@@ -175,12 +179,8 @@ pub(super) fn account(
             "" => name.clone(),
             at => format!("{at}.{name}"),
         };
-        let is_mark = matches!(
-            value,
-            Json::Bool(_) | Json::Int(_) | Json::Uint(_) | Json::Float(_)
-        );
         match KEYS.iter().find(is_named).map(|key| key.fate) {
-            Some(Read | Harmless(_)) => {}
+            Some(Read | Harmless(_) | Pair | Mark) => {}
             Some(Weight) if value.as_f64() == Some(1.0) || *value == Json::Bool(true) => {}
             Some(Weight) => {
                 return Err(RecordProblem::NotApplied {
@@ -189,16 +189,13 @@ pub(super) fn account(
                 });
             }
             Some(OtherData(what)) => return Err(RecordProblem::OtherData { key: path(), what }),
-            Some(Mark(what)) if is_mark => {
-                return Err(RecordProblem::OtherData { key: path(), what });
-            }
             Some(NotApplied(remedy)) => {
                 return Err(RecordProblem::NotApplied {
                     key: path(),
                     remedy,
                 });
             }
-            Some(Mark(_)) | None => note(path(), unread),
+            None => note(path(), unread),
         }
     }
     Ok(())
@@ -272,7 +269,12 @@ mod tests {
                 Read => "read".to_owned(),
                 Harmless(reason) => format!("ignored: {reason}"),
                 OtherData(what) => format!("refused: {what}"),
-                Mark(what) => format!("refused if a number or boolean: {what}"),
+                Pair => "read with a loss of pairs, otherwise refused: preference data".to_owned(),
+                Mark => {
+                    "read with the loss `kto`, otherwise refused: preference data or data of a \
+                         classifier"
+                        .to_owned()
+                }
                 Weight => "refused unless 1".to_owned(),
                 NotApplied(remedy) => format!("refused: {remedy}"),
             };

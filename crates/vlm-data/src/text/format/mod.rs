@@ -12,11 +12,13 @@
 //! | [`Format::Alpaca`] | `instruction` | LLaMA-Factory |
 //! | [`Format::Query`] | `response`, `answer` and other names of an answer | ms-swift |
 //! | [`Format::Completion`] | `prompt` and `completion` | TRL |
+//! | [`Format::Preference`] | `chosen` and `rejected` | TRL |
 //! | [`Format::Text`] | `text` | TRL |
 //!
 //! LLaVA and sharegpt differ in white space. Qwen's own code strips the user's text around a mark,
 //! so `<image>\nWhat?` is a picture and `What?`; LLaMA-Factory keeps the line break.
 
+mod answers;
 mod index;
 pub(crate) mod keys;
 mod limits;
@@ -30,6 +32,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
+pub use answers::{Answers, OtherAnswer};
 pub use index::{DataIndex, DataReader};
 pub use limits::{FrameChoice, PictureLimits};
 pub use media::{Frames, MediaSource, Video};
@@ -61,6 +64,9 @@ pub enum Format {
     Completion,
     /// `text` without a template, trained on as a whole.
     Text,
+    /// `chosen` and `rejected`, two answers to `prompt`, or two conversations or texts that begin
+    /// with it.
+    Preference,
 }
 
 /// Options of [`read`].
@@ -69,6 +75,8 @@ pub enum Format {
 pub struct FileOptions {
     /// The layout of each record.
     pub format: Format,
+    /// The answers of each record.
+    pub answers: Answers,
     /// The folder of relative paths; `None` means the folder of the file.
     pub media_folder: Option<PathBuf>,
     /// The longest record in bytes, base64 pictures included.
@@ -80,6 +88,7 @@ impl Default for FileOptions {
     fn default() -> Self {
         Self {
             format: Format::Recognised,
+            answers: Answers::One,
             media_folder: None,
             max_record_bytes: 64 << 20,
         }
@@ -168,6 +177,10 @@ pub struct Conversation {
     pub objects: Option<Objects>,
     /// The tools that the model may call, for the chat template.
     pub tools: Option<Json>,
+    /// The second of two answers; the first is at the end of the messages, and preferred.
+    pub other: Option<OtherAnswer>,
+    /// The mark of the answer: good or bad.
+    pub is_good: Option<bool>,
     /// True if the texts are tokenized one after the other, without the chat template.
     pub plain: bool,
     /// The keys that are neither read nor known to be harmless, such as `messages[].mood`.
@@ -181,6 +194,7 @@ pub struct Conversation {
 pub struct Conversations<R> {
     records: Records<R>,
     format: Format,
+    answers: Answers,
     folder: PathBuf,
 }
 
@@ -220,6 +234,7 @@ impl<R: BufRead> Conversations<R> {
         Self {
             records,
             format: options.format,
+            answers: options.answers,
             folder: options
                 .media_folder
                 .clone()
@@ -236,7 +251,8 @@ impl<R: BufRead> Iterator for Conversations<R> {
             Ok(record) => record,
             Err(error) => return Some(Err(error)),
         };
-        let conversation = parse::conversation(line, &record, self.format, &self.folder);
+        let conversation =
+            parse::conversation(line, &record, (self.format, self.answers), &self.folder);
         Some(conversation.map_err(|problem| problem.at(line)))
     }
 }

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::path::Path;
 
+use super::answers::{self, Answers, Side};
 use super::keys::{self, Place, account};
 use super::limits::PictureLimits;
 use super::media::{self, MediaSource, Video, wrong};
@@ -20,7 +21,7 @@ const VIDEO: &str = "<video>";
 pub(super) fn conversation(
     line: u64,
     record: &Json,
-    format: Format,
+    (format, expected): (Format, Answers),
     folder: &Path,
 ) -> Result<Conversation> {
     let mut unread = Vec::new();
@@ -37,42 +38,21 @@ pub(super) fn conversation(
             keys::note((*key).to_owned(), &mut unread);
         }
     }
-    let mut media = Media::read(record, folder, unread)?;
-    let mut plain = false;
-    let mut messages = match format {
-        Format::Messages => turns_of(record, "messages", &mut media, false)?,
-        Format::Alpaca => alpaca(record, &mut media)?,
-        Format::Query => query(record, &mut media)?,
-        Format::Completion => match completion(record, &mut media)? {
-            Some(messages) => messages,
-            None => {
-                plain = true;
-                plain_text(record, &["prompt", "completion"])?
-            }
-        },
-        Format::Text => {
-            plain = true;
-            plain_text(record, &["text"])?
+    let is_good = answers::check(record, expected, &mut unread)?;
+    let first = read(record, format, folder, (Side::First, unread))?;
+    let mut other = None;
+    if answers::has_second(record) {
+        let second = read(record, format, folder, (Side::Second, Vec::new()))?;
+        if first.media.images != second.media.images || first.media.videos != second.media.videos {
+            return Err(RecordProblem::PairMedia);
         }
-        Format::Pairs => turns_of(record, "conversation", &mut media, false)?,
-        Format::ShareGpt | Format::Llava | Format::Recognised => {
-            let strip = format != Format::ShareGpt;
-            turns_of(record, "conversations", &mut media, strip)?
-        }
-    };
-    if let Some(system) = system(record)? {
-        if plain
-            || messages
-                .first()
-                .is_some_and(|first| first.role == Role::System)
-        {
-            return Err(RecordProblem::SystemTwice);
-        }
-        messages.insert(0, system);
+        other = Some(answers::other(
+            &first.messages,
+            second.messages,
+            first.prompt,
+        )?);
     }
-    let tools = tools(record)?;
-    media.finish()?;
-    turns::check(&messages)?;
+    let (messages, mut media) = (first.messages, first.media);
     let objects = record.get("objects").map(|objects| {
         account(Place::Objects, objects, "objects", &mut media.unread)?;
         Objects::read(objects, media.images.len())
@@ -85,10 +65,174 @@ pub(super) fn conversation(
         image_limits: media.limits,
         videos: media.videos,
         objects,
-        tools,
-        plain,
+        tools: tools(record)?,
+        other,
+        is_good,
+        plain: first.plain,
         unread: media.unread,
     })
+}
+
+/// The messages of a record up to one of its answers.
+struct Messages<'a> {
+    messages: Vec<Message>,
+    media: Media<'a>,
+    plain: bool,
+    /// The number of messages before the answer, if the record states it.
+    prompt: Option<usize>,
+}
+
+fn read<'a>(
+    record: &Json,
+    format: Format,
+    folder: &'a Path,
+    (side, unread): (Side, Vec<String>),
+) -> Result<Messages<'a>> {
+    let mut media = Media::read(record, folder, unread)?;
+    let (mut plain, mut prompt) = (false, None);
+    let one_answer = [Format::Pairs, Format::Completion, Format::Text];
+    if side == Side::Second && one_answer.contains(&format) {
+        return Err(RecordProblem::NoSharedPrompt);
+    }
+    let mut messages = match format {
+        Format::Messages | Format::ShareGpt | Format::Llava | Format::Recognised => {
+            let mut messages = dialogue(record, format, side, &mut media)?;
+            if let Some(answer) = answer_of_pair(record, side) {
+                prompt = Some(messages.len());
+                messages.extend(answer_messages(answer, side.key(), &mut media)?);
+            }
+            messages
+        }
+        Format::Preference => match answers::plain(record, side) {
+            Some([prompt, _]) if prompt.is_empty() => return Err(RecordProblem::NoSharedPrompt),
+            Some(texts) => {
+                plain = true;
+                prompt = Some(1);
+                plain_messages(texts)
+            }
+            None => pair(record, side, &mut media, &mut prompt)?,
+        },
+        Format::Alpaca => alpaca(record, side, &mut media)?,
+        Format::Query => query(record, side, &mut media)?,
+        Format::Completion => match completion(record, &mut media)? {
+            Some(messages) => messages,
+            None => {
+                plain = true;
+                plain_text(record, &["prompt", "completion"])?
+            }
+        },
+        Format::Text => {
+            plain = true;
+            plain_text(record, &["text"])?
+        }
+        Format::Pairs => turns_of(record, "conversation", &mut media, false)?,
+    };
+    if let Some(system) = system(record)? {
+        if plain
+            || messages
+                .first()
+                .is_some_and(|first| first.role == Role::System)
+        {
+            return Err(RecordProblem::SystemTwice);
+        }
+        messages.insert(0, system);
+        prompt = prompt.map(|prompt| prompt + 1);
+    }
+    media.finish()?;
+    turns::check(&messages)?;
+    Ok(Messages {
+        messages,
+        media,
+        plain,
+        prompt,
+    })
+}
+
+/// The list of messages of a record; that of its second answer may be a list of its own, or its last
+/// message.
+fn dialogue(
+    record: &Json,
+    format: Format,
+    side: Side,
+    media: &mut Media<'_>,
+) -> Result<Vec<Message>> {
+    if format != Format::Messages {
+        return turns_of(record, "conversations", media, format != Format::ShareGpt);
+    }
+    let is_second = side == Side::Second;
+    if is_second && record.get("rejected_messages").is_some() {
+        return turns_of(record, "rejected_messages", media, false);
+    }
+    let mut messages = turns_of(record, "messages", media, false)?;
+    if is_second && let Some(answer) = record.get("rejected_response") {
+        messages.pop_if(|last| last.role == Role::Assistant);
+        messages.extend(answer_messages(answer, "rejected_response", media)?);
+    }
+    Ok(messages)
+}
+
+/// The answer of a pair that follows its prompt.
+fn answer_of_pair(record: &Json, side: Side) -> Option<&Json> {
+    record.get("rejected")?;
+    record.get(side.key())
+}
+
+/// An answer: a text, a message or a list of messages.
+fn answer_messages(answer: &Json, key: &str, media: &mut Media<'_>) -> Result<Vec<Message>> {
+    let messages = match answer {
+        Json::String(text) => {
+            let mut messages = Vec::new();
+            say(&mut messages, Role::Assistant, text, media);
+            messages
+        }
+        Json::Array(items) => turns::read(items, key, media, false)?,
+        message => turns::read(std::slice::from_ref(message), key, media, false)?,
+    };
+    match messages.first().map(|first| first.role) {
+        Some(Role::Assistant) => Ok(messages),
+        found => Err(RecordProblem::Value {
+            key: key.to_owned(),
+            expected: "an answer, \"assistant\"",
+            found: format!("{:?}", found.map_or("nothing", Role::name)),
+        }),
+    }
+}
+
+/// `prompt` and an answer to it, or a conversation that begins with the prompt.
+fn pair(
+    record: &Json,
+    side: Side,
+    media: &mut Media<'_>,
+    prompt: &mut Option<usize>,
+) -> Result<Vec<Message>> {
+    let key = side.key();
+    let answer = record.get(key).unwrap_or(&Json::Null);
+    let items = answer.as_array().unwrap_or_default();
+    let role = |item: &Json| {
+        item.get("role")
+            .or(item.get("from"))
+            .and_then(Json::as_str)
+            .map(str::to_owned)
+    };
+    let is_whole = items
+        .first()
+        .and_then(role)
+        .is_some_and(|role| ["user", "human", "system"].contains(&&role[..]));
+    if is_whole {
+        return turns::read(items, key, media, false);
+    }
+    let mut messages = match record.get("prompt") {
+        Some(Json::String(text)) => {
+            let mut messages = Vec::new();
+            say(&mut messages, Role::User, text, media);
+            messages
+        }
+        None | Some(Json::Null) => return Err(RecordProblem::NoSharedPrompt),
+        Some(_) => turns::read(array(record, "prompt")?, "prompt", media, false)?,
+    };
+    *prompt = Some(messages.len());
+    messages.extend(answer_messages(answer, key, media)?);
+    Ok(messages)
 }
 
 /// The keys that hold a record's text.
@@ -158,6 +302,7 @@ fn main_keys(format: Format, record: &Json) -> Result<Vec<&'static str>> {
         Format::Pairs => return Ok(vec!["conversation"]),
         Format::Completion => return Ok(vec!["prompt", "completion"]),
         Format::Text => return Ok(vec!["text"]),
+        Format::Preference => return Ok(vec!["prompt"]),
         Format::Alpaca => vec!["instruction", "input"],
         Format::Query => question_of(record)?.into_iter().collect(),
     };
@@ -173,6 +318,7 @@ fn recognise(record: &Json) -> Result<Format> {
     let answers = |names: &[&str]| names.iter().any(|key| has(key));
     Ok(match () {
         () if has("messages") => Format::Messages,
+        () if answers::is_pair(record) => Format::Preference,
         () if has("conversations") && (stated("image") || stated("video")) => Format::Llava,
         () if has("conversations") => Format::ShareGpt,
         () if has("conversation") => Format::Pairs,
@@ -397,7 +543,7 @@ fn history(record: &Json, media: &mut Media<'_>) -> Result<Vec<Message>> {
     Ok(messages)
 }
 
-fn alpaca(record: &Json, media: &mut Media<'_>) -> Result<Vec<Message>> {
+fn alpaca(record: &Json, side: Side, media: &mut Media<'_>) -> Result<Vec<Message>> {
     let mut messages = history(record, media)?;
     let mut prompt = string(record, "instruction", "the record")?.to_owned();
     if let Some(input) = record.get("input") {
@@ -411,17 +557,26 @@ fn alpaca(record: &Json, media: &mut Media<'_>) -> Result<Vec<Message>> {
         prompt.push_str(input);
     }
     say(&mut messages, Role::User, &prompt, media);
+    if let Some(answer) = answer_of_pair(record, side) {
+        messages.extend(answer_messages(answer, side.key(), media)?);
+        return Ok(messages);
+    }
     let answer = answer(record, Format::Alpaca)?;
     say(&mut messages, Role::Assistant, answer, media);
     Ok(messages)
 }
 
 /// A question and an answer, with `history`: ms-swift's ResponsePreprocessor.
-fn query(record: &Json, media: &mut Media<'_>) -> Result<Vec<Message>> {
+fn query(record: &Json, side: Side, media: &mut Media<'_>) -> Result<Vec<Message>> {
     let mut messages = history(record, media)?;
     if let Some(name) = question_of(record)? {
         let question = string(record, name, "the record")?;
         say(&mut messages, Role::User, question, media);
+    }
+    let key = "rejected_response";
+    if let Some(answer) = record.get(key).filter(|_| side == Side::Second) {
+        messages.extend(answer_messages(answer, key, media)?);
+        return Ok(messages);
     }
     let answer = answer(record, Format::Query)?;
     say(&mut messages, Role::Assistant, answer, media);
@@ -503,19 +658,21 @@ fn completion(record: &Json, media: &mut Media<'_>) -> Result<Option<Vec<Message
 
 /// Texts that are tokenized as they are, without the template: the last is trained on.
 fn plain_text(record: &Json, keys: &[&str]) -> Result<Vec<Message>> {
-    let mut messages = Vec::new();
-    for (index, key) in keys.iter().enumerate() {
-        let role = if index + 1 == keys.len() {
-            Role::Assistant
-        } else {
-            Role::User
-        };
-        let mut message = Message::new(role);
-        let text = string(record, key, "the record")?.to_owned();
-        message.parts.push(Part::Text(text));
-        messages.push(message);
+    let texts = keys.iter().map(|key| string(record, key, "the record"));
+    Ok(plain_messages(texts.collect::<Result<Vec<_>>>()?))
+}
+
+fn plain_messages<T: Into<String>>(texts: impl IntoIterator<Item = T>) -> Vec<Message> {
+    let message = |text: T| {
+        let mut message = Message::new(Role::User);
+        message.parts.push(Part::Text(text.into()));
+        message
+    };
+    let mut messages: Vec<Message> = texts.into_iter().map(message).collect();
+    if let Some(last) = messages.last_mut() {
+        last.role = Role::Assistant;
     }
-    Ok(messages)
+    messages
 }
 
 /// The record's own `system` key.
