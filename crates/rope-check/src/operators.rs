@@ -181,8 +181,11 @@ struct Case {
 
 /// A run that takes longer is repeated.
 const AGAIN: Duration = Duration::from_secs(1);
-/// Operations that burn approximates where a device has none of its own, and their errors.
-const APPROXIMATED: [(&str, f64); 1] = [("GELU, backward", 1e-3)];
+/// Operations that burn approximates where a device has none of its own, and their errors by type.
+const APPROXIMATED: [(&str, DType, f64); 2] = [
+    ("GELU, backward", DType::F32, 1e-3),
+    ("error function", DType::F16, 4e-3),
+];
 
 macro_rules! cases {
     ($($name:literal: |$o:ident| $result:expr;)*) => {
@@ -395,8 +398,9 @@ fn check(device: &Device, dtype: DType, case: &Case) -> OperationRow {
         let mut errors = cpu.iter().zip(&found).map(|(cpu, found)| error(cpu, found));
         errors.try_fold(0f64, |most, error| Ok(most.max(error?)))
     });
-    let approximated = APPROXIMATED.iter().find(|(name, _)| *name == case.name);
-    let tolerance = tolerance(dtype).max(approximated.map_or(0.0, |(_, error)| *error));
+    let mut approximated = APPROXIMATED.iter();
+    let approximated = approximated.find(|row| (row.0, row.1) == (case.name, dtype));
+    let tolerance = tolerance(dtype).max(approximated.map_or(0.0, |row| row.2));
     let (max_error, problem) = match compared {
         Ok(error) => (error, None),
         Err(problem) => (f64::INFINITY, Some(problem)),

@@ -206,7 +206,7 @@ fn a_pair_is_one_sample_of_two_sequences() {
     let [[_, height, width]] = sample.image_grids[..] else {
         panic!("one picture, {:?}", sample.image_grids);
     };
-    let channels = encoder.pictures().channels();
+    let channels = encoder.media().expect("it sees").pictures.channels();
     assert_eq!(sample.image_patches.len(), height * width * channels);
 
     let cut = Cut::Padded {

@@ -77,8 +77,9 @@ fn pair(kind: &str, index: usize, config: &VlmConfig, loss: PreferenceLoss) -> T
     text.input_ids.extend(second);
     if loss == PreferenceLoss::Orpo {
         // As TRL, which imitates the prompt, too.
+        let image_token = config.vision.as_ref().unwrap().image_token;
         let tokens = text.input_ids.iter().zip(&mut text.labels);
-        for (id, label) in tokens.filter(|(id, _)| **id != config.image_token) {
+        for (id, label) in tokens.filter(|(id, _)| **id != image_token) {
             *label = *id;
         }
     }
@@ -194,7 +195,7 @@ fn shared_pictures_give_the_gradients_of_pictures_of_their_own() {
             let shared = packed(pairs("pictures", 0, &config, loss));
             let mut own = shared.clone();
             let [shown, _] = own.shown.take().unwrap();
-            let elements = config.vision.patch_elems();
+            let elements = config.vision.as_ref().unwrap().patch_elems();
             let mut starts = vec![0];
             let mut grids = Vec::new();
             for (grid, number) in own.image_grids.iter().zip(&shown) {
