@@ -6,7 +6,7 @@ use std::sync::Arc;
 use burn::module::Module;
 use serde::Serialize;
 use vlm_data::text::{Conversation, IGNORED, Part, Tokenizer};
-use vlm_data::{Cut, MicroBatch, SampleEncoder, TrainingSample};
+use vlm_data::{Cut, MicroBatch, SampleEncoder, TrainingSample, VlmDataError};
 use vlm_models::GenerationConfig;
 
 use crate::batch::inputs;
@@ -65,23 +65,23 @@ impl fmt::Display for Answer {
 /// with boxes in the family's form, up to a token in `stop`.
 ///
 /// # Errors
-/// [`VlmTrainError::Data`]
+/// Those of [`SampleEncoder::measure`].
 pub fn last_answer(
     encoder: &SampleEncoder,
     conversation: &Conversation,
     stop: &[i64],
-) -> Result<String> {
+) -> std::result::Result<String, VlmDataError> {
     let first = Conversation {
         other: None,
         ..conversation.clone()
     };
-    let labels = encoder.measure(&first).map_err(data_error)?.text.labels;
+    let labels = encoder.measure(&first)?.text.labels;
     let end = labels.iter().rposition(|label| *label != IGNORED);
     let end = end.map_or(0, |last| last + 1);
     let start = labels[..end].iter().rposition(|label| *label == IGNORED);
     let start = start.map_or(0, |last| last + 1);
     let answer = before_stop(&labels[start..end], stop);
-    answer_text(encoder.text().tokenizer(), answer)
+    decoded(encoder.text().tokenizer(), answer)
 }
 
 /// The tokens that end an answer: those of the folder's `generation_config.json`, and those with
@@ -107,9 +107,12 @@ pub fn before_stop<'a>(tokens: &'a [i64], stop: &[i64]) -> &'a [i64] {
 /// # Errors
 /// [`VlmTrainError::Data`]
 pub fn answer_text(tokenizer: &Tokenizer, tokens: &[i64]) -> Result<String> {
+    decoded(tokenizer, tokens).map_err(data_error)
+}
+
+fn decoded(tokenizer: &Tokenizer, tokens: &[i64]) -> std::result::Result<String, VlmDataError> {
     let ids = tokens.iter().filter_map(|id| u32::try_from(*id).ok());
-    let text = tokenizer.decode(&ids.collect::<Vec<_>>());
-    text.map_err(|error| data_error(error.into()))
+    Ok(tokenizer.decode(&ids.collect::<Vec<_>>())?)
 }
 
 /// The character that a decoder puts in the place of bytes that are no text yet.
@@ -304,6 +307,6 @@ fn shorten(grids: &mut Vec<[usize; 3]>, patches: &mut Vec<f32>, kept: usize) {
 }
 
 /// An error in the data before any step.
-fn data_error(source: vlm_data::VlmDataError) -> VlmTrainError {
+fn data_error(source: VlmDataError) -> VlmTrainError {
     VlmTrainError::Data { step: 0, source }
 }
