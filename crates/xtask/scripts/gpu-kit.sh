@@ -46,8 +46,8 @@ for name in mrope gpu gpu_memory; do
 done
 cp crates/xtask/scripts/gpu-kit/run.sh benches/torch_layer.py LICENSE-APACHE LICENSE-MIT "$kit"
 # What the suite `gpu` reads.
-git ls-files -z ':(glob)tests/fixtures/*.safetensors' tests/fixtures/models |
-  xargs -0 cp --parents -t "$kit"
+git ls-files -z tests/fixtures/MANIFEST ':(glob)tests/fixtures/*.safetensors' \
+  'tests/fixtures/head_norm*' tests/fixtures/models | xargs -0 cp --parents -t "$kit"
 git log -1 --format='commit %h of %cs' >"$kit/version"
 # The programs have much in common: a dictionary that holds them all makes a third less of them.
 XZ_OPT='--lzma2=preset=9,dict=192MiB' tar -C "$out" --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$(git log -1 --format=%ct)" \
