@@ -202,12 +202,17 @@ def test_a_fault_is_found_with_its_function(name):
 
 def test_no_fault_is_found_and_nothing_changed():
     model, given = Tiny(), batch()
+    model.tower.eval()
+    torch.manual_seed(5)
+    numbers = torch.get_rng_state()
     before = {name: x.clone() for name, x in model.state_dict().items()}
     report = audit(model, given)
     assert report.ok and report.rotations, report
     assert report.rotations == ["test_audit.rotate: half, scale 1"]
     assert all(torch.equal(before[name], x) for name, x in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
+    assert model.training and not model.tower.training
+    assert torch.equal(torch.get_rng_state(), numbers)
 
 
 def test_by_command(tmp_path):

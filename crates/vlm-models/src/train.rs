@@ -39,10 +39,7 @@ impl Vlm {
         batch: &Batch,
         labels: &[i64],
     ) -> Result<Tensor<1>> {
-        let [rows, seq, channels] = hidden.dims();
-        let loss = self.cross_entropy(batch, labels)?;
-        let hidden = hidden.reshape([rows * seq, channels]);
-        Ok(loss.try_forward(hidden, self.head())?)
+        self.cross_entropy(hidden, batch, labels, CrossEntropy::try_forward)
     }
 
     /// The loss of each labelled token, from normalised hidden states.
@@ -52,15 +49,21 @@ impl Vlm {
         batch: &Batch,
         labels: &[i64],
     ) -> Result<Tensor<1>> {
-        let [rows, seq, channels] = hidden.dims();
-        let loss = self.cross_entropy(batch, labels)?;
-        let hidden = hidden.reshape([rows * seq, channels]);
-        Ok(loss.by_row(hidden, self.head())?)
+        self.cross_entropy(hidden, batch, labels, CrossEntropy::by_row)
     }
 
-    fn cross_entropy(&self, batch: &Batch, labels: &[i64]) -> Result<CrossEntropy> {
+    fn cross_entropy(
+        &self,
+        hidden: Tensor<3>,
+        batch: &Batch,
+        labels: &[i64],
+        reduced: fn(&CrossEntropy, Tensor<2>, Tensor<2>) -> burn_attention::Result<Tensor<1>>,
+    ) -> Result<Tensor<1>> {
+        let [rows, seq, channels] = hidden.dims();
         let targets = self.targets(&batch.sequences, &batch.attended, labels)?;
-        Ok(CrossEntropy::new(&targets, self.vocab_size)?)
+        let loss = CrossEntropy::new(&targets, self.vocab_size)?;
+        let hidden = hidden.reshape([rows * seq, channels]);
+        Ok(reduced(&loss, hidden, self.head())?)
     }
 
     /// Computes the loss of each labelled token in nats, in the order of the tokens: the terms of

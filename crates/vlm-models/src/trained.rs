@@ -83,7 +83,15 @@ impl From<Form> for TrainedWeights {
     fn from(form: Form) -> Self {
         match form {
             Form::Parts(parts) => parts.into(),
-            Form::Both { parts, modules } => Self { parts, modules },
+            Form::Both { parts, modules } => {
+                // Checkpoints from before models of text alone name decoder layers in full.
+                let short = |name: String| match name.strip_prefix("model.language_model.") {
+                    Some(layer) if layer.starts_with("layers.") => layer.to_owned(),
+                    _ => name,
+                };
+                let modules = modules.into_iter().map(short).collect();
+                Self { parts, modules }
+            }
         }
     }
 }
@@ -194,6 +202,15 @@ impl<'a> Target<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn checkpoints_of_before_name_the_same_layers() {
+        let of_before = r#"{"parts": [], "modules": ["model.language_model.layers.1", "lm_head"]}"#;
+        let read: TrainedWeights = serde_json::from_str(of_before).expect("of that form");
+        let mut expected = TrainedWeights::decoder_layers([1]);
+        expected.push("lm_head".to_owned());
+        assert_eq!(read.modules, expected);
+    }
 
     #[test]
     fn targets_are_ends_of_names_or_patterns_of_whole_names() {

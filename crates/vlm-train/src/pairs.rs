@@ -94,14 +94,8 @@ impl PreferenceSums {
             None => &[(0, 0), (1, 1)],
         };
         for &(answer, kind) in answers {
-            let by_length = row.by_length && !row.has_reference;
-            let tokens = if by_length {
-                of.tokens[answer].max(1)
-            } else {
-                1
-            };
             self.rewards[kind] += value.rewards[answer];
-            self.logps[kind] += of.model[answer] / tokens as f64;
+            self.logps[kind] += of.model[answer] / row.logged_length(of.tokens[answer]);
             self.counts[kind] += 1.0;
         }
         self.won += f64::from(u8::from(value.rewards[0] > value.rewards[1]));

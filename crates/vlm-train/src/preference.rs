@@ -73,6 +73,17 @@ pub(crate) struct LossRow {
     has_gamma: bool,
 }
 
+impl LossRow {
+    /// The divisor of an answer's log-probability in the log, as TRL's: relative to a reference, the
+    /// sum is logged even where the loss has the mean.
+    pub(crate) fn logged_length(&self, tokens: usize) -> f64 {
+        match self.by_length && !self.has_reference {
+            true => tokens.max(1) as f64,
+            false => 1.0,
+        }
+    }
+}
+
 /// A loss with its derivative.
 enum Curve {
     /// Of the margin.
@@ -340,14 +351,7 @@ impl Preference {
         let row = self.loss.row();
         let rewards = [0, 1].map(|answer| {
             let ratio = of.model[answer] - of.reference[answer];
-            // As TRL logs them: of a reference, the sum even where the loss has the mean.
-            let by_length = row.by_length && !row.has_reference;
-            let tokens = if by_length {
-                of.tokens[answer].max(1)
-            } else {
-                1
-            };
-            self.beta * ratio / tokens as f64
+            self.beta * ratio / row.logged_length(of.tokens[answer])
         });
         match row.curve {
             Curve::Margin(curve) => {

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from types import CodeType, FrameType
 from typing import Any
@@ -90,8 +90,8 @@ def audit(
     Checked: every parameter that asks for a gradient gets one that is finite and not zero; every
     rotation that a function computes has its adjoint as its gradient; position ids are exact in
     their type, and their axes differ where there are pictures; checkpointed layers compute the same
-    again; samples of a pack do not meet. The model's parameters, gradients and buffers are as
-    before afterwards.
+    again; samples of a pack do not meet. The model's parameters, gradients, buffers and modes, and
+    PyTorch's random numbers, are as before afterwards.
 
     Args:
         model: in the mode that it trains in.
@@ -99,16 +99,42 @@ def audit(
         loss: of the model's output; its attribute ``loss`` by default, else a weighted sum of its
             first floating-point tensor.
     """
-    state = {name: x.detach().clone() for name, x in model.state_dict(keep_vars=True).items()}
-    kept = [(p, p.grad) for p in model.parameters()]
+    buffers = [(x, x.detach().clone()) for x in model.buffers()]
+    modes = [(module, module.training) for module in model.modules()]
+    gradients = [(p, p.grad) for p in model.parameters()]
     names = {n: p for n, p in model.named_parameters() if p.requires_grad}
     try:
-        with torch.compiler.set_stance("force_eager"), torch.enable_grad():
+        with (
+            torch.random.fork_rng(),
+            torch.compiler.set_stance("force_eager"),
+            torch.enable_grad(),
+            _without_zeros(names.values()),
+        ):
             return _Audit(model, batch, loss or _default_loss, names).report()
     finally:
-        model.load_state_dict(state)
-        for parameter, gradient in kept:
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+        for module, mode in modes:
+            module.training = mode
+        for parameter, gradient in gradients:
             parameter.grad = gradient
+
+
+@contextlib.contextmanager
+def _without_zeros(parameters: Iterable[Tensor]) -> Iterator[None]:
+    """Small numbers in matrices of zeros: an adapter starts so, and its other half's gradient too."""
+    generator = torch.Generator().manual_seed(1)
+    filled = [p for p in parameters if p.dim() > 1 and not p.any()]
+    with torch.no_grad():
+        for p in filled:
+            p.copy_(torch.randn(p.shape, generator=generator) * 0.02)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for p in filled:
+                p.zero_()
 
 
 def _default_loss(output: Any) -> Tensor:
@@ -256,7 +282,6 @@ class _Audit:
         self.rotations: list[str] = []
 
     def report(self) -> Report:
-        self._fill_zeros()
         seed = torch.initial_seed()
         calls = _Calls()
         ids: dict[str, Tensor] = {}
@@ -271,15 +296,6 @@ class _Audit:
             self._check_ids(name, positions)
         self._check_pack()
         return Report(self.findings, len(self.names), self.rotations)
-
-    def _fill_zeros(self) -> None:
-        # An adapter starts at zero, and its other half's gradient with it.
-        generator = torch.Generator().manual_seed(1)
-        for p in self.names.values():
-            if p.dim() > 1 and not p.any():
-                random = torch.randn(p.shape, generator=generator) * 0.02
-                with torch.no_grad():
-                    p.copy_(random)
 
     def _step(
         self, seed: int, calls: _Calls | None, ids: dict[str, Tensor], hooks: bool
@@ -456,16 +472,12 @@ class _Audit:
         start = int(starts[0])
         other = ids.clone()
         other[0, 0] = ids[0, start:][ids[0, start:] != ids[0, 0]][:1].sum()
-        was = self.model.training
         self.model.eval()
-        try:
-            with torch.no_grad():
-                found = [
-                    next(t for t in _tensors(_logits(self.model(**{**self.batch, "input_ids": x}))))
-                    for x in (ids, other)
-                ]
-        finally:
-            self.model.train(was)
+        with torch.no_grad():
+            found = [
+                next(t for t in _tensors(_logits(self.model(**{**self.batch, "input_ids": x}))))
+                for x in (ids, other)
+            ]
         if found[0].dim() < 2 or found[0].shape[1] != ids.shape[1]:
             return
         difference = float((found[0][0, start:] - found[1][0, start:]).abs().max())

@@ -568,8 +568,12 @@ impl FinetuneConfig {
         if self.output.patience.is_some() && !self.validates() {
             return wrong("--patience needs validation data: --val or --split-validation");
         }
-        if let Some(preference) = self.loss.preference().map_err(VlmTrainError::Options)? {
-            preference.check()?;
+        if self
+            .loss
+            .preference()
+            .map_err(VlmTrainError::Options)?
+            .is_some()
+        {
             for (is_given, option) in [
                 (
                     self.batch.loss_rule == RuleChoice::MicroBatches,

@@ -7,6 +7,7 @@ use serde::{Serialize, Serializer};
 use vlm_data::text::format::Answers;
 
 use super::parse::{above_0, one_of};
+use crate::error::VlmTrainError;
 use crate::preference::{Preference, PreferenceLoss};
 
 /// The loss, and the options of losses of preferences.
@@ -96,7 +97,7 @@ impl LossOptions {
     /// The loss of preferences, if it is one.
     ///
     /// # Errors
-    /// The option that needs another loss.
+    /// The option that needs another loss, or another value.
     pub(super) fn preference(&self) -> Result<Option<Preference>, String> {
         let mut preference = self.loss.0.map(PreferenceLoss::with_defaults);
         let has_reference = self.loss.0.is_some_and(PreferenceLoss::has_reference);
@@ -127,6 +128,20 @@ impl LossOptions {
         if let [good, bad] = self.label_weights[..] {
             preference.mark_weights = [good, bad];
         }
+        preference.check().map_err(|error| match error {
+            VlmTrainError::Recipe {
+                key,
+                found,
+                expected,
+            } => {
+                let option = match key {
+                    "mark_weights" => "label-weights".to_owned(),
+                    key => key.replace('_', "-"),
+                };
+                format!("--{option} is {found}; expected {expected}")
+            }
+            other => other.to_string(),
+        })?;
         Ok(Some(*preference))
     }
 }

@@ -174,7 +174,7 @@ pub(super) fn plain(record: &Json, side: Side) -> Option<[String; 2]> {
 /// The second answer of two conversations.
 ///
 /// # Errors
-/// [`RecordProblem::Value`] if they have no common start, or if one ends there.
+/// [`RecordProblem::NoSharedPrompt`] if they have no common start, or if one ends there.
 pub(super) fn other(
     first: &[Message],
     second: Vec<Message>,
