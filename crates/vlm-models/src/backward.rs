@@ -8,7 +8,9 @@
 //! The gradients are bit-identical to those of one graph of the whole model if the backend repeats
 //! an operation with the same result: the sums over the uses of a tensor have the same terms.
 
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use std::borrow::Cow;
+
+use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Gradients, IndexingUpdateOp, Tensor, TensorData};
 use burn_attention::{GradientSource, backward_from};
 
@@ -18,9 +20,9 @@ use crate::error::{Result, VlmError};
 use crate::model::{Vlm, logits_by_blocks};
 use crate::random::Draws;
 use crate::step::{Common, Deepstack};
-use crate::tensors::trains;
 use crate::trace::Trace;
 use crate::vision::{VisionInputs, VisionTower, onward};
+use crate::walk::{Block, Walk};
 
 /// Options of [`Vlm::backward`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -80,7 +82,7 @@ impl Tape<'_> {
         index: usize,
         layer: &Layer,
         output_gradient: Tensor<3>,
-        each: &mut dyn FnMut(ParamId, Tensor<1>),
+        walk: &mut dyn Walk,
     ) -> Result<Option<Tensor<3>>> {
         let Some(input) = self.inputs.pop() else {
             return Ok(None);
@@ -88,7 +90,7 @@ impl Tape<'_> {
         let input = leaf(input, self.wanted[index]);
         let source = layer.source(input.clone(), self.common, index, output_gradient)?;
         let mut gradients = backward_from([source]);
-        collect(layer, &mut gradients, each);
+        collect(layer, &mut gradients, walk);
         Ok(input.grad_remove(&mut gradients))
     }
 
@@ -163,8 +165,8 @@ impl Objective<'_> {
 
 impl Vlm {
     /// Computes the mean [`loss`](Self::loss), converted from the device's f32 to f64, and the
-    /// gradient of each trained parameter. `each` receives every gradient, flattened, as soon as it
-    /// is complete.
+    /// gradient of each trained parameter. `walk` receives every gradient, flattened, as soon as it
+    /// is complete, and may be a closure.
     ///
     /// # Errors
     /// Those of [`loss`](Self::loss); [`VlmError::SeedCount`]; [`VlmError::TensorUnreadable`] if
@@ -174,9 +176,9 @@ impl Vlm {
         batch: &Batch,
         labels: &[i64],
         how: Backward<'_>,
-        each: &mut dyn FnMut(ParamId, Tensor<1>),
+        walk: &mut dyn Walk,
     ) -> Result<f64> {
-        self.backward_traced(batch, labels, how, &mut Trace::off(), each)
+        self.backward_traced(batch, labels, how, &mut Trace::off(), walk)
     }
 
     /// As [`backward`](Self::backward), but also records activations and, with recompute, the
@@ -191,10 +193,10 @@ impl Vlm {
         labels: &[i64],
         how: Backward<'_>,
         trace: &mut Trace,
-        each: &mut dyn FnMut(ParamId, Tensor<1>),
+        walk: &mut dyn Walk,
     ) -> Result<f64> {
         let objective = Objective::Mean(how.weight);
-        self.backward_of(batch, labels, how, objective, trace, each)
+        self.backward_of(batch, labels, how, objective, trace, walk)
     }
 
     /// Computes the gradients of a function of the labelled tokens' losses. `weigh` receives these
@@ -210,10 +212,10 @@ impl Vlm {
         how: Backward<'_>,
         weigh: &mut dyn FnMut(&[f32]) -> Vec<f32>,
         trace: &mut Trace,
-        each: &mut dyn FnMut(ParamId, Tensor<1>),
+        walk: &mut dyn Walk,
     ) -> Result<f64> {
         let objective = Objective::Tokens(weigh);
-        self.backward_of(batch, labels, how, objective, trace, each)
+        self.backward_of(batch, labels, how, objective, trace, walk)
     }
 
     fn backward_of(
@@ -223,19 +225,23 @@ impl Vlm {
         how: Backward<'_>,
         objective: Objective<'_>,
         trace: &mut Trace,
-        each: &mut dyn FnMut(ParamId, Tensor<1>),
+        walk: &mut dyn Walk,
     ) -> Result<f64> {
         let draws = how.seeds.map(|seeds| batch.draws(seeds)).transpose()?;
         let draws = draws.as_ref();
+        if walk.provides() {
+            // Each block is prepared when its weights are there.
+            return self.backward_by_layer(batch, labels, (objective, draws), trace, walk);
+        }
         let model = self.for_pass(true);
         if how.recompute {
-            return model.backward_by_layer(batch, labels, (objective, draws), trace, each);
+            return model.backward_by_layer(batch, labels, (objective, draws), trace, walk);
         }
         let hidden = model.hidden(batch, draws, &mut [], trace)?;
         self.trace_logits(&hidden, trace);
         let (loss, gradients) = objective.backward(self, hidden, batch, labels)?;
         if let Some(mut gradients) = gradients {
-            collect(self, &mut gradients, each);
+            collect(self, &mut gradients, walk);
         }
         Ok(loss)
     }
@@ -246,56 +252,62 @@ impl Vlm {
         labels: &[i64],
         (objective, draws): (Objective<'_>, Option<&Draws>),
         trace: &mut Trace,
-        each: &mut dyn FnMut(ParamId, Tensor<1>),
+        walk: &mut dyn Walk,
     ) -> Result<f64> {
         let quiet = &self.clone().no_grad();
         let decoder = &self.language_model;
         let layers = &decoder.layers;
         let common = batch.common(draws);
 
-        let tower_wanted = batch.vision.is_some() && trains(&self.visual);
+        let wanted = self.wanted(batch.vision.is_some());
+        let tower_wanted = wanted.tower;
         let seen = match (&quiet.visual, &batch.vision) {
             (Some(tower), Some(vision)) => {
-                Some(tower.see(&vision.inputs, draws, tower_wanted, trace)?)
+                Some(tower.see(&vision.inputs, draws, tower_wanted, trace, walk)?)
             }
             _ => None,
         };
-        let words_wanted = trains(&decoder.embed_tokens);
-        let embeddings_wanted = tower_wanted || words_wanted;
-        let wanted = wanted_inputs(embeddings_wanted, layers.iter().map(trains));
 
         let features = seen.as_ref().map(|seen| seen.features.clone());
         let deepstack = batch.deepstack(features.unwrap_or_default());
         let merged = seen.as_ref().map(|seen| seen.merged.clone());
-        let mut hidden = quiet.embeddings(batch, merged.clone());
+        let words = quiet.at(&[Block::Words], walk)?;
+        let mut hidden = words.embeddings(batch, merged.clone());
+        drop(words);
         trace.record(|| "inputs_embeds".into(), &hidden);
         let mut tape = Tape {
             common,
             deepstack,
             inputs: Vec::with_capacity(layers.len()),
-            wanted,
+            wanted: wanted.inputs,
         };
         for (index, layer) in quiet.language_model.layers.iter().enumerate() {
+            let layer = &*layer.at(index, walk)?;
             hidden = tape.forward(index, layer, hidden, trace)?;
         }
 
         // The final norm, the head and the loss.
         let input = leaf(hidden, tape.wanted[layers.len()]);
-        let last = decoder.last(input.clone())?;
+        let head = self.at(self.head_blocks(), walk)?;
+        let last = head.language_model.last(input.clone())?;
         trace.record(|| "hidden.final_norm".into(), &last);
-        self.trace_logits(&last, trace);
-        let (loss, gradients) = objective.backward(self, last, batch, labels)?;
+        head.trace_logits(&last, trace);
+        let (loss, gradients) = objective.backward(&head, last, batch, labels)?;
         let Some(mut gradients) = gradients else {
             return Ok(loss);
         };
         // The gradient of a tied head has a second term and is not complete yet.
         let table_gradient = match &self.lm_head {
             Some(_) => None,
-            None => decoder.embed_tokens.weight.grad_remove(&mut gradients),
+            None => {
+                let table = &head.language_model.embed_tokens.weight;
+                table.grad_remove(&mut gradients)
+            }
         };
-        collect(self, &mut gradients, each);
+        collect(&*head, &mut gradients, walk);
         let mut gradient = input.grad_remove(&mut gradients);
-        drop((input, gradients));
+        drop((input, gradients, head));
+        walk.complete(Block::Head)?;
 
         let mut feature_gradients = vec![None; tape.features()];
         for (index, layer) in layers.iter().enumerate().rev() {
@@ -308,13 +320,17 @@ impl Vlm {
             {
                 *feature_gradient = tape.feature_gradient(&output_gradient);
             }
-            gradient = tape.backward(index, layer, output_gradient, each)?;
+            let layer = layer.at(index, walk)?;
+            gradient = tape.backward(index, &layer, output_gradient, walk)?;
+            drop(layer);
+            walk.complete(Block::Layer(index))?;
         }
 
         let (word_gradient, merged_gradient) = match gradient {
             Some(gradient) => {
                 let merged = merged.map(|merged| leaf(merged, tower_wanted));
-                self.backward_of_embeddings(batch, merged, gradient)?
+                let words = self.at(&[Block::Words], walk)?;
+                words.backward_of_embeddings(batch, merged, gradient)?
             }
             None => (None, None),
         };
@@ -323,13 +339,14 @@ impl Vlm {
             (head_gradient, word_gradient) => head_gradient.or(word_gradient),
         };
         if let Some(table_gradient) = table_gradient {
-            each(decoder.embed_tokens.weight.id, flat(table_gradient));
+            walk.add(decoder.embed_tokens.weight.id, flat(table_gradient));
         }
+        walk.complete(Block::Words)?;
         if let (Some(tower), Some(vision), Some(seen), Some(merged_gradient)) =
             (&self.visual, &batch.vision, seen, merged_gradient)
         {
             let output_gradients = (merged_gradient, feature_gradients);
-            tower.backward(&vision.inputs, seen.inputs, output_gradients, draws, each)?;
+            tower.backward(&vision.inputs, seen.inputs, output_gradients, draws, walk)?;
         }
         Ok(loss)
     }
@@ -367,23 +384,27 @@ impl VisionTower {
         draws: Option<&Draws>,
         keeps: bool,
         trace: &mut Trace,
+        walk: &mut dyn Walk,
     ) -> Result<Seen> {
         let (mut kept, mut features) = (Vec::with_capacity(self.depth() + 1), Vec::new());
-        let mut hidden = self.first(inputs, trace)?;
+        let tower = self.at(Block::Tower, walk)?;
+        let mut hidden = tower.first(inputs, trace)?;
         for index in 0..self.depth() {
             if keeps {
                 kept.push(hidden.clone());
             }
-            hidden = self.block(index, hidden, inputs, draws)?;
+            let block = tower.at(Block::TowerBlock(index), walk)?;
+            hidden = block.block(index, hidden, inputs, draws)?;
+            drop(block);
             trace.record(|| format!("vision.block.{index}.out"), &hidden);
             if let Some(which) = self.feature_of(index) {
-                features.push(self.feature(which, hidden.clone(), draws)?);
+                features.push(tower.feature(which, hidden.clone(), draws)?);
             }
         }
         if keeps {
             kept.push(hidden.clone());
         }
-        let merged = self.merged(hidden, inputs, draws)?;
+        let merged = tower.merged(hidden, inputs, draws)?;
         trace.record(|| "vision.merged".into(), &merged);
         Ok(Seen {
             inputs: kept,
@@ -400,11 +421,10 @@ impl VisionTower {
         mut kept: Vec<Tensor<2>>,
         (merged_gradient, feature_gradients): (Tensor<2>, Vec<Option<Tensor<2>>>),
         draws: Option<&Draws>,
-        each: &mut dyn FnMut(ParamId, Tensor<1>),
+        walk: &mut dyn Walk,
     ) -> Result<()> {
-        let first = self.first_trains();
-        let trained = (0..self.depth()).map(|index| trains(self.block_at(index)));
-        let wanted = wanted_inputs(first, trained);
+        let wanted = self.wanted();
+        let tower = self.at(Block::Tower, walk)?;
         let mut gradient = Some(merged_gradient);
         // Level `index` is the input of block `index`, or of the merger after the last block. The
         // feature of the previous block reads it too.
@@ -420,7 +440,7 @@ impl VisionTower {
                 which.and_then(|which| Some((which, feature_gradients.get(which)?.clone()?)));
             let of_feature = match feature_gradient {
                 Some((which, feature_gradient)) => {
-                    let feature = self.feature(which, input.clone(), draws)?;
+                    let feature = tower.feature(which, input.clone(), draws)?;
                     Some(GradientSource::new(feature, feature_gradient)?)
                 }
                 None => None,
@@ -429,13 +449,15 @@ impl VisionTower {
                 Some(_) => onward(input.clone()),
                 None => input.clone(),
             };
+            let mut module = Cow::Borrowed(&*tower);
             let of_output = match gradient.take() {
                 Some(output_gradient) if index == self.depth() => {
-                    let merged = self.merged(read, inputs, draws)?;
+                    let merged = tower.merged(read, inputs, draws)?;
                     Some(GradientSource::new(merged, output_gradient)?)
                 }
                 Some(output_gradient) => {
-                    Some(self.block_source(index, read, inputs, draws, output_gradient)?)
+                    module = tower.at(Block::TowerBlock(index), walk)?;
+                    Some(module.block_source(index, read, inputs, draws, output_gradient)?)
                 }
                 None => None,
             };
@@ -443,16 +465,20 @@ impl VisionTower {
             let tracked: Vec<_> = sources.filter(GradientSource::is_tracked).collect();
             if !tracked.is_empty() {
                 let mut gradients = backward_from(tracked);
-                collect(self, &mut gradients, each);
+                collect(&*module, &mut gradients, walk);
                 gradient = input.grad_remove(&mut gradients);
+            }
+            drop(module);
+            if index < self.depth() {
+                walk.complete(Block::TowerBlock(index))?;
             }
         }
         if let Some(output_gradient) = gradient {
-            let output = self.first(inputs, &mut Trace::off())?;
+            let output = tower.first(inputs, &mut Trace::off())?;
             let mut gradients = backward_from([GradientSource::new(output, output_gradient)?]);
-            collect(self, &mut gradients, each);
+            collect(&*tower, &mut gradients, walk);
         }
-        Ok(())
+        walk.complete(Block::Tower)
     }
 }
 
@@ -462,16 +488,6 @@ struct Seen {
     inputs: Vec<Tensor<2>>,
     merged: Tensor<2>,
     features: Vec<Tensor<2>>,
-}
-
-/// For each layer, and for the level after the last, true if the gradient of its input is needed.
-/// `first` applies to the first layer; `trained` states for each layer if it trains.
-fn wanted_inputs(first: bool, trained: impl Iterator<Item = bool>) -> Vec<bool> {
-    let above = trained.scan(first, |wanted, trained| {
-        *wanted |= trained;
-        Some(*wanted)
-    });
-    std::iter::once(first).chain(above).collect()
 }
 
 /// A leaf, at which the graph ends.
@@ -503,24 +519,20 @@ pub(crate) fn numbers(losses: Tensor<1>) -> Result<Vec<f32>> {
     Ok(losses.iter::<f32>().collect())
 }
 
-/// Passes the gradients of a module's parameters to `each`.
-fn collect(
-    module: &impl Module,
-    gradients: &mut Gradients,
-    each: &mut dyn FnMut(ParamId, Tensor<1>),
-) {
-    module.visit(&mut Collect { gradients, each });
+/// Passes the gradients of a module's parameters to a walk.
+fn collect(module: &impl Module, gradients: &mut Gradients, walk: &mut dyn Walk) {
+    module.visit(&mut Collect { gradients, walk });
 }
 
 struct Collect<'a> {
     gradients: &'a mut Gradients,
-    each: &'a mut dyn FnMut(ParamId, Tensor<1>),
+    walk: &'a mut dyn Walk,
 }
 
 impl ModuleVisitor for Collect<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if let Some(gradient) = param.val().grad_remove(self.gradients) {
-            (self.each)(param.id, flat(gradient));
+            self.walk.add(param.id, flat(gradient));
         }
     }
 }

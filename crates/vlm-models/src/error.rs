@@ -312,6 +312,9 @@ pub enum VlmError {
     /// A step without labels.
     #[error("no token has a label to predict: all are -100, padding, or first in their sequence")]
     NoTargets,
+    /// A pass that its [`Walk`](crate::Walk) ended.
+    #[error("{0}")]
+    Walk(String),
     /// A prompt that cannot be continued.
     #[error("{reason}; generation continues the rows of a batch, each with at least one token")]
     NotContinuable {

@@ -27,6 +27,7 @@
 //! | `merge`, `streamed` | merging adapters into a checkpoint's files; its logits, one layer at a time |
 //! | `random` | random numbers that are equal on all devices |
 //! | `train`, `backward`, `generate` | training, gradients layer by layer, and generation |
+//! | `walk` | the order in which a pass needs weights and completes gradients |
 //! | `trace` | activations by name, whole or sampled, for comparison with another implementation |
 
 mod backward;
@@ -57,6 +58,7 @@ mod train;
 mod trained;
 mod transfer;
 mod vision;
+mod walk;
 mod whole;
 
 pub use backward::Backward;
@@ -76,3 +78,4 @@ pub use rope_burn::{Implementation, rope_core};
 pub use trace::{Sampled, Segment, Trace, sampled_elements};
 pub use trained::{LoraConfig, ModelPart, TrainedWeights};
 pub use transfer::{Progress, Transfer};
+pub use walk::{Block, Visit, Walk, Weights};

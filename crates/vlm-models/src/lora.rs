@@ -14,6 +14,7 @@ use crate::random::Stream;
 use crate::trace::Sampled;
 use crate::trained::{LoraConfig, ModelPart, Target, TrainedWeights};
 use crate::vision::VisionTower;
+use crate::walk::Block;
 use crate::whole::Weight;
 
 /// A parameter that is trained.
@@ -25,6 +26,8 @@ pub struct Parameter {
     pub name: String,
     /// The part that it belongs to.
     pub part: ModelPart,
+    /// The block that it belongs to.
+    pub block: Block,
     /// Its shape in the module.
     pub shape: Vec<usize>,
     /// Its type.
@@ -325,6 +328,7 @@ impl<F: FnMut(Parameter, bool, Tensor<1>)> ModuleVisitor for Parameters<F> {
             id: param.id,
             name: self.path.checkpoint_name(&self.to_class),
             part: ModelPart::of(&self.path.name()),
+            block: Block::of(&self.path.name()),
             shape: tensor.dims().to_vec(),
             dtype: tensor.dtype(),
             is_transposed: self.path.is_transposed(),

@@ -18,6 +18,7 @@ use crate::random::Draws;
 use crate::step::Common;
 use crate::tensors::{indices, trains};
 use crate::trace::Trace;
+use crate::walk::wanted_inputs;
 
 /// Converts patches to embeddings, one for each square of merged patches.
 #[derive(Module, Debug)]
@@ -238,13 +239,13 @@ impl VisionTower {
         self.blocks.len()
     }
 
-    /// A block as a module.
-    pub(crate) fn block_at(&self, index: usize) -> &impl Module {
-        &self.blocks[index]
+    /// For each block and for the merger, true if the gradient of its input is needed.
+    pub(crate) fn wanted(&self) -> Vec<bool> {
+        wanted_inputs(self.first_trains(), self.blocks.iter().map(trains))
     }
 
     /// True if a parameter of [`first`](Self::first) is trained.
-    pub(crate) fn first_trains(&self) -> bool {
+    fn first_trains(&self) -> bool {
         trains(&self.patch_embed)
             || self.post_conv_layernorm.as_ref().is_some_and(trains)
             || self.pos_embed.as_ref().is_some_and(trains)

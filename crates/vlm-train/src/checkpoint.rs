@@ -13,7 +13,7 @@ use std::io::ErrorKind;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{DType, Device, Tensor};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -482,7 +482,7 @@ impl Trainer {
                 "these are not the bytes that were saved".to_owned(),
             ));
         }
-        self.model = self.model.clone().map(&mut Fill { values });
+        self.model = self.model.clone().with_values(values);
         Ok(())
     }
 }
@@ -555,22 +555,6 @@ impl ModuleVisitor for Values {
         if tensor.is_require_grad() {
             let elements = tensor.dims().iter().product::<usize>();
             self.0.insert(param.id, tensor.inner().reshape([elements]));
-        }
-    }
-}
-
-/// Replaces parameters.
-pub(crate) struct Fill {
-    pub(crate) values: HashMap<ParamId, Tensor<1>>,
-}
-
-impl ModuleMapper for Fill {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        match self.values.remove(&param.id) {
-            Some(value) => {
-                param.map(|tensor| Tensor::from_inner(value.reshape(tensor.dims())).require_grad())
-            }
-            None => param,
         }
     }
 }

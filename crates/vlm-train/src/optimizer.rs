@@ -12,7 +12,7 @@ use burn::tensor::{DType, Int, Tensor};
 use burn_attention::{AdamWOp, adamw};
 use vlm_models::{Parameter, Vlm};
 
-use crate::checkpoint::{Fill, Values};
+use crate::checkpoint::Values;
 use crate::recipe::Recipe;
 use crate::sums::{GradientSums, is_narrow, joined, parts, widened};
 
@@ -67,7 +67,7 @@ impl AdamW {
         let mut values = Values::default();
         model.visit(&mut values);
         let values = update.all(values.0, parameters);
-        (model.map(&mut Fill { values }), update.lost())
+        (model.with_values(values), update.lost())
     }
 
     /// As [`step`](Self::step), for shards of the parameters, flat and in their types, with this

@@ -11,7 +11,7 @@ use burn::module::{Module, ParamId};
 use burn::tensor::{DType, Device, Tensor};
 use vlm_models::Parameter;
 
-use crate::checkpoint::{Fill, Values};
+use crate::checkpoint::Values;
 use crate::error::Result;
 use crate::optimizer::Step;
 use crate::ranks::{NoSum, Peers, expect_done};
@@ -207,7 +207,7 @@ impl Trainer {
                 *value = value.clone().cast(place.dtype);
             }
         }
-        self.model = self.model.clone().map(&mut Fill { values });
+        self.model = self.model.clone().with_values(values);
         Ok(lost)
     }
 

@@ -2,11 +2,14 @@
 
 use std::collections::HashMap;
 
-use burn::module::ParamId;
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Device, Tensor, TensorData};
 use vlm_data::SampleRows;
 use vlm_models::rope_core::position_ids::{Prompt, Rows};
-use vlm_models::{Backward, Inputs, LoraConfig, ModelPart, TrainedWeights, Vlm, VlmConfig};
+use vlm_models::{
+    Backward, Block, Inputs, LoraConfig, ModelPart, TrainedWeights, Visit, Vlm, VlmConfig, Walk,
+    Weights,
+};
 
 use crate::common::{self, ALL, FAMILIES, load, packed, samples};
 use crate::{ALLOCATOR, ALONE};
@@ -14,6 +17,15 @@ use crate::{ALLOCATOR, ALONE};
 type Gradients = HashMap<ParamId, TensorData>;
 
 fn gradients(model: &Vlm, config: &VlmConfig, recompute: bool) -> (f64, Gradients) {
+    let mut found = HashMap::new();
+    let loss = walked(model, config, recompute, &mut |id, gradient: Tensor<1>| {
+        let twice = found.insert(id, gradient.into_data());
+        assert!(twice.is_none(), "a gradient came in two parts");
+    });
+    (loss, found)
+}
+
+fn walked(model: &Vlm, config: &VlmConfig, recompute: bool, walk: &mut dyn Walk) -> f64 {
     let micro = packed(samples(0, config));
     let SampleRows::Packed { cu_seqlens } = &micro.rows else {
         panic!("{:?}", micro.rows);
@@ -39,13 +51,83 @@ fn gradients(model: &Vlm, config: &VlmConfig, recompute: bool) -> (f64, Gradient
         weight: 0.3,
         seeds: Some(&seeds),
     };
-    let mut found = HashMap::new();
     let batch = model.batch(&inputs).unwrap();
-    let loss = model.backward(&batch, &micro.labels, how, &mut |id, gradient| {
-        let twice = found.insert(id, gradient.into_data());
-        assert!(twice.is_none(), "a gradient came in two parts");
-    });
-    (loss.unwrap(), found)
+    model.backward(&batch, &micro.labels, how, walk).unwrap()
+}
+
+/// Gives a model of stand-ins the trained weights of a block when a pass enters it.
+#[derive(Default)]
+struct Lender {
+    blocks: HashMap<ParamId, Block>,
+    values: Weights,
+    visits: Vec<Visit>,
+    found: Gradients,
+}
+
+impl Lender {
+    fn of(model: &Vlm) -> Self {
+        let parameters = model.parameters().into_iter();
+        let mut lender = Self {
+            blocks: parameters.map(|p| (p.id, p.block)).collect(),
+            ..Self::default()
+        };
+        model.visit(&mut lender);
+        lender
+    }
+}
+
+impl ModuleVisitor for Lender {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if self.blocks.contains_key(&param.id) {
+            self.values
+                .insert(param.id, param.val().inner().flatten(0, D - 1));
+        }
+    }
+}
+
+impl Walk for Lender {
+    fn add(&mut self, id: ParamId, gradient: Tensor<1>) {
+        let complete = Visit::Complete(self.blocks[&id]);
+        assert!(
+            !self.visits.contains(&complete),
+            "{complete:?} before it was"
+        );
+        self.found.insert(id, gradient.into_data());
+    }
+
+    fn complete(&mut self, block: Block) -> vlm_models::Result<()> {
+        self.visits.push(Visit::Complete(block));
+        Ok(())
+    }
+
+    fn provides(&self) -> bool {
+        true
+    }
+
+    fn enter(&mut self, block: Block) -> vlm_models::Result<Weights> {
+        self.visits.push(Visit::Enter(block));
+        let own = self.values.iter();
+        let own = own.filter(|(id, _)| self.blocks[id] == block);
+        Ok(own.map(|(id, value)| (*id, value.clone())).collect())
+    }
+}
+
+/// A pass that forgets a block computes with stand-ins, which are no numbers.
+#[test]
+fn a_model_that_borrows_its_weights_block_by_block_has_the_same_gradients() {
+    for family in ["qwen2_5_vl_tiny", "qwen3_vl_tiny"] {
+        for (name, config, model) in variants(family) {
+            let (loss, expected) = gradients(&model, &config, true);
+            let mut lender = Lender::of(&model);
+            let empty = model
+                .clone()
+                .with_stand_ins(|id| lender.blocks.contains_key(&id));
+            let found = walked(&empty, &config, true, &mut lender);
+            assert_eq!(loss.to_bits(), found.to_bits(), "{name}");
+            assert!(expected == lender.found, "{name}");
+            assert_eq!(lender.visits, empty.visits(true), "{name}");
+        }
+    }
 }
 
 /// Models with all of their parts trained, some, or adapters with dropout.

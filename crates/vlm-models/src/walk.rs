@@ -1,0 +1,266 @@
+//! A pass through the blocks of a model: the order in which it needs their weights and completes
+//! their gradients. With gradients and weights divided among devices, this order is that of their
+//! collectives.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+use burn::module::{Module, ModuleMapper, Param, ParamId};
+use burn::tensor::Tensor;
+
+use crate::decoder::Layer;
+use crate::error::Result;
+use crate::linear::prepare;
+use crate::model::{TABLE, Vlm};
+use crate::tensors::trains;
+use crate::vision::VisionTower;
+
+/// A part of a model whose weights a pass uses together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Block {
+    /// The vision tower except its blocks, with the merger. A pass keeps it from the first block to
+    /// the last.
+    Tower,
+    /// A block of the vision tower, by index.
+    TowerBlock(usize),
+    /// The word embeddings, which a tied output head shares.
+    Words,
+    /// A layer of the decoder, by index.
+    Layer(usize),
+    /// The norm after the last layer, and the output head.
+    Head,
+}
+
+impl Block {
+    /// The block of a parameter, by its name in the module.
+    pub(crate) fn of(path: &str) -> Self {
+        let index = |list: &str| {
+            let (index, _) = path.strip_prefix(list)?.split_once('.')?;
+            index.parse().ok()
+        };
+        if let Some(index) = index("visual.blocks.") {
+            Self::TowerBlock(index)
+        } else if let Some(index) = index("language_model.layers.") {
+            Self::Layer(index)
+        } else if path.starts_with("visual.") {
+            Self::Tower
+        } else if path == TABLE {
+            Self::Words
+        } else {
+            Self::Head
+        }
+    }
+}
+
+/// An event of a pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Visit {
+    /// The pass needs the weights of a block.
+    Enter(Block),
+    /// The gradients of a block are complete.
+    Complete(Block),
+}
+
+/// Weights by parameter, flat and without autodiff.
+pub type Weights = HashMap<ParamId, Tensor<1>>;
+
+/// Receives the gradients of a pass, and may provide its weights.
+pub trait Walk {
+    /// Receives a gradient, flat.
+    fn add(&mut self, id: ParamId, gradient: Tensor<1>);
+
+    /// Called when the gradients of a block are complete: of this micro-batch, no more follow.
+    ///
+    /// # Errors
+    /// [`VlmError::Walk`](crate::VlmError::Walk) to end the pass.
+    fn complete(&mut self, _block: Block) -> Result<()> {
+        Ok(())
+    }
+
+    /// True if the model holds stand-ins, and [`enter`](Self::enter) provides its weights.
+    fn provides(&self) -> bool {
+        false
+    }
+
+    /// Returns the weights of a block that the pass needs next, all of them.
+    ///
+    /// # Errors
+    /// [`VlmError::Walk`](crate::VlmError::Walk) to end the pass.
+    fn enter(&mut self, _block: Block) -> Result<Weights> {
+        Ok(Weights::new())
+    }
+}
+
+impl<F: FnMut(ParamId, Tensor<1>)> Walk for F {
+    fn add(&mut self, id: ParamId, gradient: Tensor<1>) {
+        self(id, gradient);
+    }
+}
+
+/// For each part of a model, true if a pass needs the gradient of its input.
+pub(crate) struct Wanted {
+    /// Of the tower's output.
+    pub(crate) tower: bool,
+    /// Of each layer's input, and of the head's.
+    pub(crate) inputs: Vec<bool>,
+}
+
+impl Vlm {
+    /// What a pass needs gradients of. `sees`: it has pictures.
+    pub(crate) fn wanted(&self, sees: bool) -> Wanted {
+        let decoder = &self.language_model;
+        let tower = sees && trains(&self.visual);
+        let words = trains(&decoder.embed_tokens);
+        Wanted {
+            tower,
+            inputs: wanted_inputs(tower || words, decoder.layers.iter().map(trains)),
+        }
+    }
+
+    /// The events of [`backward`](Self::backward) with recomputation, in order. `sees`: the batch
+    /// has pictures or videos.
+    pub fn visits(&self, sees: bool) -> Vec<Visit> {
+        let mut visits = self.visits_of_loss(sees);
+        let wanted = self.wanted(sees);
+        let depth = self.language_model.depth();
+        visits.push(Visit::Complete(Block::Head));
+        let visited = (0..depth).rev().filter(|index| wanted.inputs[index + 1]);
+        for block in visited.map(Block::Layer) {
+            visits.extend([Visit::Enter(block), Visit::Complete(block)]);
+        }
+        if wanted.inputs[0] {
+            visits.push(Visit::Enter(Block::Words));
+        }
+        visits.push(Visit::Complete(Block::Words));
+        if let Some(tower) = self.visual.as_ref().filter(|_| wanted.tower) {
+            visits.push(Visit::Enter(Block::Tower));
+            let inputs = tower.wanted();
+            for (index, block) in (0..tower.depth()).map(|i| (i, Block::TowerBlock(i))).rev() {
+                visits.extend(inputs[index + 1].then_some(Visit::Enter(block)));
+                visits.push(Visit::Complete(block));
+            }
+            visits.push(Visit::Complete(Block::Tower));
+        }
+        visits
+    }
+
+    /// The events of the forward pass and the loss, in order.
+    fn visits_of_loss(&self, sees: bool) -> Vec<Visit> {
+        let tower = self.visual.as_ref().filter(|_| sees);
+        let tower = tower.map(|tower| (0..tower.depth()).map(Block::TowerBlock));
+        let tower = tower.map(|blocks| std::iter::once(Block::Tower).chain(blocks));
+        let layers = (0..self.language_model.depth()).map(Block::Layer);
+        let blocks = tower.into_iter().flatten().chain([Block::Words]);
+        let blocks = blocks
+            .chain(layers)
+            .chain(self.head_blocks().iter().copied());
+        blocks.map(Visit::Enter).collect()
+    }
+
+    /// The model with values in place of those of some parameters, which may be stand-ins.
+    #[must_use]
+    pub fn with_values(self, values: Weights) -> Self {
+        self.map(&mut Fill { values })
+    }
+
+    /// The model with stand-ins of one element for some parameters: they keep shape, type and
+    /// device, and what is computed from them is not a number.
+    #[must_use]
+    pub fn with_stand_ins(self, of: impl Fn(ParamId) -> bool) -> Self {
+        self.map(&mut Empty { of })
+    }
+
+    /// The model with the weights of some blocks from a walk, if it provides them.
+    pub(crate) fn at(&self, blocks: &[Block], walk: &mut dyn Walk) -> Result<Cow<'_, Self>> {
+        if !walk.provides() {
+            return Ok(Cow::Borrowed(self));
+        }
+        let mut values = Weights::new();
+        for block in blocks {
+            values.extend(walk.enter(*block)?);
+        }
+        Ok(Cow::Owned(self.clone().with_values(values)))
+    }
+
+    /// The blocks of the norm after the last layer and of the output head.
+    pub(crate) fn head_blocks(&self) -> &'static [Block] {
+        match &self.lm_head {
+            Some(_) => &[Block::Head],
+            None => &[Block::Head, Block::Words],
+        }
+    }
+}
+
+impl Layer {
+    /// The layer with its weights from a walk, if it provides them.
+    pub(crate) fn at(&self, index: usize, walk: &mut dyn Walk) -> Result<Cow<'_, Self>> {
+        if !walk.provides() {
+            return Ok(Cow::Borrowed(self));
+        }
+        let values = walk.enter(Block::Layer(index))?;
+        let mut layer = self.clone().map(&mut Fill { values });
+        prepare(layer.linears().map(|(_, linear)| linear).collect(), true);
+        Ok(Cow::Owned(layer))
+    }
+}
+
+impl VisionTower {
+    /// The tower with the weights of a block from a walk, if it provides them.
+    pub(crate) fn at(&self, block: Block, walk: &mut dyn Walk) -> Result<Cow<'_, Self>> {
+        if !walk.provides() {
+            return Ok(Cow::Borrowed(self));
+        }
+        let values = walk.enter(block)?;
+        let mut tower = self.clone().map(&mut Fill { values });
+        let linears = tower.linears();
+        let of_block = linears.filter(|(name, _)| Block::of(&format!("visual.{name}")) == block);
+        prepare(of_block.map(|(_, linear)| linear).collect(), true);
+        Ok(Cow::Owned(tower))
+    }
+}
+
+/// For each layer, and for the level after the last, true if the gradient of its input is needed.
+/// `first` applies to the first layer; `trained` states for each layer if it trains.
+pub(crate) fn wanted_inputs(first: bool, trained: impl Iterator<Item = bool>) -> Vec<bool> {
+    let above = trained.scan(first, |wanted, trained| {
+        *wanted |= trained;
+        Some(*wanted)
+    });
+    std::iter::once(first).chain(above).collect()
+}
+
+/// Replaces the values of parameters. Frozen ones stay so.
+struct Fill {
+    values: Weights,
+}
+
+impl ModuleMapper for Fill {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match self.values.remove(&param.id) {
+            Some(value) => param.map(|tensor| {
+                let filled = Tensor::from_inner(value.reshape(tensor.dims()));
+                filled.set_require_grad(tensor.is_require_grad())
+            }),
+            None => param,
+        }
+    }
+}
+
+/// Replaces parameters by stand-ins.
+struct Empty<F> {
+    of: F,
+}
+
+impl<F: Fn(ParamId) -> bool> ModuleMapper for Empty<F> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        if !(self.of)(param.id) {
+            return param;
+        }
+        param.map(|tensor| {
+            let like = (&tensor.device().inner(), tensor.dtype());
+            let one = Tensor::<D>::full([1; D], f32::NAN, like);
+            let stand_in = Tensor::from_inner(one.expand(tensor.dims()));
+            stand_in.set_require_grad(tensor.is_require_grad())
+        })
+    }
+}
