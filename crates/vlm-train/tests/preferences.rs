@@ -140,7 +140,17 @@ fn follow(kind: &str, loss: PreferenceLoss, cut: Way, steps: usize) -> BTreeMap<
     apart
 }
 
-fn follows(cuts: &[Way], steps: usize, within: f64) {
+/// The bound of a difference: in float32, TRL's own norms of SimPO are 1.5e-6 from those in float64.
+fn bound(loss: PreferenceLoss, name: &str) -> f64 {
+    let is_of_means = matches!(loss, PreferenceLoss::Simpo | PreferenceLoss::DpoNorm);
+    if is_of_means && name == "gradient_norm" {
+        2e-6
+    } else {
+        1e-6
+    }
+}
+
+fn follows(cuts: &[Way], steps: usize) {
     for kind in ["text", "pictures"] {
         for loss in PreferenceLoss::ALL {
             for cut in cuts {
@@ -150,8 +160,8 @@ fn follows(cuts: &[Way], steps: usize, within: f64) {
                     .map(|(name, apart)| format!("{name} {apart:.1e}"));
                 let shown: Vec<String> = shown.collect();
                 println!("{kind} {}: {}", loss.name(), shown.join(", "));
-                let largest = apart.values().copied().fold(0.0, f64::max);
-                assert!(largest < within, "{kind} {}: {apart:?}", loss.name());
+                let is_near = apart.iter().all(|(name, apart)| *apart < bound(loss, name));
+                assert!(is_near, "{kind} {}: {apart:?}", loss.name());
             }
         }
     }
@@ -159,13 +169,13 @@ fn follows(cuts: &[Way], steps: usize, within: f64) {
 
 #[test]
 fn losses_rewards_and_norms_are_those_of_trl() {
-    follows(&CUTS[..1], 3, 2e-6);
+    follows(&CUTS[..1], 3);
 }
 
 #[test]
 #[ignore = "a minute: the table of docs/preferences.md"]
 fn losses_rewards_and_norms_of_all_steps_are_those_of_trl_in_any_cut() {
-    follows(&CUTS, 20, 2e-6);
+    follows(&CUTS, 20);
 }
 
 #[test]
