@@ -25,3 +25,13 @@ pub(crate) fn trains(module: &impl Module) -> bool {
     module.visit(&mut any);
     any.0
 }
+
+/// For each layer, and for the level after the last, true if the gradient of its input is needed.
+/// `first` applies to the first layer; `trained` states for each layer if it trains.
+pub(crate) fn wanted_inputs(first: bool, trained: impl Iterator<Item = bool>) -> Vec<bool> {
+    let above = trained.scan(first, |wanted, trained| {
+        *wanted |= trained;
+        Some(*wanted)
+    });
+    std::iter::once(first).chain(above).collect()
+}

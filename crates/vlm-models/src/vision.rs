@@ -16,9 +16,8 @@ use crate::layers::{
 use crate::linear::{Draw, Linear};
 use crate::random::Draws;
 use crate::step::Common;
-use crate::tensors::{indices, trains};
+use crate::tensors::{indices, trains, wanted_inputs};
 use crate::trace::Trace;
-use crate::walk::wanted_inputs;
 
 /// Converts patches to embeddings, one for each square of merged patches.
 #[derive(Module, Debug)]

@@ -12,7 +12,7 @@ use crate::decoder::Layer;
 use crate::error::Result;
 use crate::linear::prepare;
 use crate::model::{TABLE, Vlm};
-use crate::tensors::trains;
+use crate::tensors::{trains, wanted_inputs};
 use crate::vision::VisionTower;
 
 /// A part of a model whose weights a pass uses together.
@@ -217,16 +217,6 @@ impl VisionTower {
         prepare(of_block.map(|(_, linear)| linear).collect(), true);
         Ok(Cow::Owned(tower))
     }
-}
-
-/// For each layer, and for the level after the last, true if the gradient of its input is needed.
-/// `first` applies to the first layer; `trained` states for each layer if it trains.
-pub(crate) fn wanted_inputs(first: bool, trained: impl Iterator<Item = bool>) -> Vec<bool> {
-    let above = trained.scan(first, |wanted, trained| {
-        *wanted |= trained;
-        Some(*wanted)
-    });
-    std::iter::once(first).chain(above).collect()
 }
 
 /// Replaces the values of parameters. Frozen ones stay so.
