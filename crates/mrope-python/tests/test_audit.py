@@ -208,7 +208,8 @@ def test_no_fault_is_found_and_nothing_changed():
     before = {name: x.clone() for name, x in model.state_dict().items()}
     report = audit(model, given)
     assert report.ok and report.rotations, report
-    assert report.rotations == ["test_audit.rotate: half, scale 1"]
+    words = "half, channels 0 to 7 of 8, one axis, theta 16, scale 1, gradient the adjoint"
+    assert [str(found) for found in report.rotations] == [f"test_audit.rotate: {words}"]
     assert all(torch.equal(before[name], x) for name, x in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
     assert model.training and not model.tower.training
@@ -227,17 +228,19 @@ def test_by_command(tmp_path):
         "        return self.used(x)\n"
         "def fine():\n"
         "    model = Model()\n"
-        "    model.unused.requires_grad_(False)\n"
         "    return model, {'x': torch.ones(2, 3)}\n"
         "def faulty():\n"
-        "    return Model(), {'x': torch.ones(2, 3)}\n"
+        "    model = Model()\n"
+        "    model.used.bias.requires_grad_(False)\n"
+        "    return model, {'x': torch.ones(2, 3)}\n"
     )
 
     def run(*words):
         command = [sys.executable, "-m", "mrope", "audit", *words]
         return subprocess.run(command, capture_output=True, text=True)
 
-    assert run(f"{script}:fine").returncode == 0
+    fine = run(f"{script}:fine")
+    assert fine.returncode == 0 and "note      no gradient: unused.weight" in fine.stdout
     found = run(f"{script}:faulty", "--json")
     assert found.returncode == 1
     report = json.loads(found.stdout)
