@@ -1,8 +1,8 @@
-"""``python tests/audit_models.py [NAME ...]``: audits small models with random weights, for alarms.
+"""``python tests/audit_models.py [--time | NAME ...]``: audits small models with random weights.
 
 Prints a row for each decoder family of transformers, model that sees, and transformer of diffusers,
 and counts them: a fault in any of them is a false alarm, for they train. Exits with 1 if there is
-one. ``test_audit.py`` runs some of them.
+one. ``test_audit.py`` runs some of them. ``--time`` compares an audit with a training step instead.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ import torch
 import transformers as hf
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from mrope import audit
+from mrope import _audit, audit
 from test_models import MODELS, inputs
 
 # Sizes by the names that configurations have for them.
@@ -41,9 +41,9 @@ SMALL = {
     "head_dim": 8,
     "max_position_embeddings": 64,
     "n_positions": 64,
-    "num_experts": 2,
-    "num_local_experts": 2,
-    "n_routed_experts": 2,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
     "num_experts_per_tok": 2,
     "n_group": 1,
     "topk_group": 1,
@@ -52,6 +52,8 @@ SMALL = {
     "qk_nope_head_dim": 8,
     "qk_rope_head_dim": 8,
     "v_head_dim": 8,
+    # Few tokens pass its routers' threshold else.
+    "router_jitter_noise": 0.5,
     "attention_dropout": 0.0,
     "pad_token_id": 0,
     "bos_token_id": 1,
@@ -59,15 +61,22 @@ SMALL = {
     "embedding_size": 32,
     "is_decoder": True,
 }
+MOST = 2_000_000
 
 
 def decoder(kind):
     """A small model of a family of transformers, and its batch."""
     defaults = hf.AutoConfig.for_model(kind)
-    config = hf.AutoConfig.for_model(kind, **{n: v for n, v in SMALL.items() if hasattr(defaults, n)})
+    config = hf.AutoConfig.for_model(
+        kind, **{n: v for n, v in SMALL.items() if hasattr(defaults, n)}
+    )
+    with torch.device("meta"):
+        size = sum(p.numel() for p in hf.AutoModelForCausalLM.from_config(config).parameters())
+    if size > MOST:
+        raise ValueError(f"{size} parameters with the sizes above")
     model = hf.AutoModelForCausalLM.from_config(config).float().train()
     ids = torch.randint(3, 50, (2, 12))
-    return model, {"input_ids": ids, "labels": ids.clone()}
+    return model, {"input_ids": ids, "labels": ids.clone(), "use_cache": False}
 
 
 def normal(*shape):
@@ -341,7 +350,9 @@ def cogvideox_table():
 def allegro_table():
     from diffusers.models.embeddings import get_3d_rotary_pos_embed_allegro
 
-    return get_3d_rotary_pos_embed_allegro(24, ((0, 0), (4, 4)), (4, 4), 2)
+    *freqs, t, h, w = get_3d_rotary_pos_embed_allegro(24, ((0, 0), (4, 4)), (4, 4), 2)
+    ids = torch.cartesian_prod(t.long(), h.long(), w.long())
+    return tuple(freqs), tuple(ids.T.reshape(3, 1, -1))
 
 
 def diffuser(name):
@@ -370,7 +381,57 @@ CASES = {
 }
 
 
+def timed():
+    """Rows of a model, the seconds of a step and of an audit, the least of five, and their ratio."""
+    sizes = {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 4, "head_dim": 64}
+    sizes = {**SMALL, **sizes, "num_attention_heads": 8, "max_position_embeddings": 512}
+
+    def decoder_of(kind):
+        defaults = hf.AutoConfig.for_model(kind)
+        given = {n: v for n, v in sizes.items() if hasattr(defaults, n)}
+        model = hf.AutoModelForCausalLM.from_config(hf.AutoConfig.for_model(kind, **given))
+        ids = torch.randint(3, 50, (2, 256))
+        return model.float().train(), {"input_ids": ids, "labels": ids.clone()}
+
+    def flux():
+        given = {**DIFFUSERS["FluxTransformer2DModel"][0], "num_layers": 2, "num_single_layers": 2}
+        given |= {
+            "num_attention_heads": 8,
+            "attention_head_dim": 64,
+            "axes_dims_rope": [16, 24, 24],
+        }
+        import diffusers
+
+        batch = DIFFUSERS["FluxTransformer2DModel"][1]()
+        batch["hidden_states"] = normal(1, 256, 4)
+        batch["img_ids"] = torch.tensor([[0.0, i, j] for i in range(16) for j in range(16)])
+        return diffusers.FluxTransformer2DModel(**given).train(), batch
+
+    cases = {"llama": lambda: decoder_of("llama"), "qwen3_moe": lambda: decoder_of("qwen3_moe")}
+    for name, make in {**cases, "FluxTransformer2DModel": flux}.items():
+        model, batch = make()
+        loss_of = _audit._default_loss
+
+        def step(model=model, batch=batch):
+            model.zero_grad()
+            loss_of(model(**batch)).backward()
+
+        def seconds(run):
+            run()
+            found = []
+            for _ in range(5):
+                start = time.perf_counter()
+                run()
+                found.append(time.perf_counter() - start)
+            return min(found)
+
+        once, audited = seconds(step), seconds(lambda m=model, b=batch: audit(m, b))
+        print(f"{name:34} step {once:.3f} s, audit {audited:.3f} s, {audited / once:.2f} times")
+
+
 def main(names):
+    if names == ["--time"]:
+        return timed()
     hf.logging.set_verbosity_error()
     logging.disable(logging.WARNING)
     warnings.filterwarnings("ignore")
@@ -382,9 +443,15 @@ def main(names):
             with contextlib.redirect_stdout(io.StringIO()):
                 model, batch = CASES[name]()
                 model(**batch)
-        except Exception as error:  # Its configuration wants more than the sizes above.
+        except (
+            Exception,
+            SystemExit,
+        ) as error:  # Its configuration wants more than the sizes above.
             counts["left out"] += 1
-            print(f"{name:34} left out: {type(error).__name__}: {str(error).splitlines()[:1]}"[:150])
+            print(
+                f"{name:34} left out: {type(error).__name__}: {str(error).splitlines()[:1]}"[:150],
+                flush=True,
+            )
             continue
         report = audit(model, batch)
         notes = len(report.findings) - len(report.faults)

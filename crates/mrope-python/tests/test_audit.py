@@ -54,6 +54,12 @@ class Severed(Rotation):
         return None, None, None
 
 
+class Zeros(Rotation):
+    @staticmethod
+    def backward(ctx, dy):
+        return torch.zeros_like(dy), None, None
+
+
 class Forwards(Rotation):
     @staticmethod
     def backward(ctx, dy):
@@ -73,6 +79,10 @@ class Padded(Rotation):
 
 def rotate_severed(x, cos, sin):
     return Severed.apply(x, cos, sin)
+
+
+def rotate_zeros(x, cos, sin):
+    return Zeros.apply(x, cos, sin)
 
 
 def rotate_forwards(x, cos, sin):
@@ -163,6 +173,10 @@ FAULTS = {
     "LongLive 61: severs q, k and their adapters": (
         lambda: (Tiny(rotate_severed), batch()),
         ("no gradient", "rotate_severed"),
+    ),
+    "the same, by zeros": (
+        lambda: (Tiny(rotate_zeros), batch()),
+        ("zero gradient", "rotate_zeros"),
     ),
     "in place of the data: not the adjoint": (
         lambda: (Tiny(rotate_in_place_of_data), batch()),

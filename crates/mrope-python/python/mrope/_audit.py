@@ -26,6 +26,8 @@ from ._rotation import Call, Rotation, probe
 __all__ = ["Finding", "Report", "Rotation", "audit"]
 
 _ROTATES = re.compile(r"rot(ary|ate)|rope", re.IGNORECASE)
+# Functions whose results have their inputs' shape or type, and none of their values.
+_SHAPE_ALONE = re.compile(r"new_|\w+_like$")
 _ANGLES = re.compile(r"cos|sin|freq|angle|position|table|cache|emb")
 _OURS = (os.path.dirname(torch.__file__), __file__)
 _CHECKPOINT = inspect.unwrap(checkpoint).__code__
@@ -43,8 +45,8 @@ class Finding:
         what: the parameters, the function or the tensor.
         where: the function at which it happens, with file and line; empty if it is not known.
         detail: what was found, and what was expected.
-        severity: "fault", or "note" for a parameter that the step did not use, in a model whose
-            parameters are all trained: a part that this batch does not need.
+        severity: "fault", or "note" for parameters that this batch does not need, in a model whose
+            parameters are all trained.
     """
 
     kind: str
@@ -137,9 +139,9 @@ def audit(
 
 @contextlib.contextmanager
 def _without_zeros(parameters: Iterable[Tensor]) -> Iterator[None]:
-    """Small numbers in matrices of zeros: an adapter starts so, and its other half's gradient too."""
+    """Small numbers in place of zeros: an adapter starts so, and its other half's gradient too."""
     generator = torch.Generator().manual_seed(1)
-    filled = [p for p in parameters if p.dim() > 1 and not p.any()]
+    filled = [p for p in parameters if not p.any()]
     with torch.no_grad():
         for p in filled:
             p.copy_(torch.randn(p.shape, generator=generator) * 0.02)
@@ -189,7 +191,7 @@ def _place(frame: FrameType | None) -> str:
 class _Node:
     """A tensor that a function returned: what it was made from, and whether a gradient passes."""
 
-    __slots__ = ("cut", "gradient", "parents", "parts", "passes", "place")
+    __slots__ = ("cut", "gradient", "own", "parents", "parts", "passes", "place")
 
     def __init__(self, parents: tuple[_Node, ...], parts: int, passes: bool, cut: bool) -> None:
         self.parents = parents
@@ -198,6 +200,8 @@ class _Node:
         self.passes = passes
         # A gradient would have come in, and none goes out.
         self.cut = cut
+        # It came out of a function with its own backward.
+        self.own = False
         self.place = ""
         # What came back, in the second pass: "none", "zero", "finite" or "not finite".
         self.gradient = "none"
@@ -213,12 +217,16 @@ class _Watch(TorchFunctionMode):
         # Before the call, for it may write into its input.
         wants = any(t.requires_grad for t, _ in given)
         result = func(*args, **kwargs)
-        if not given or func is Tensor.requires_grad.__set__:
+        if (
+            not given
+            or func is Tensor.requires_grad.__set__
+            or _SHAPE_ALONE.match(getattr(func, "__name__", ""))
+        ):
             return result
         for t, node in given:
             if t.requires_grad and node.cut:
                 # The inside of an autograd.Function, whose result has a gradient after all.
-                node.cut, node.passes = False, True
+                node.cut, node.passes, node.own = False, True, True
         parents = tuple(dict.fromkeys(node for _, node in given))
         parts = 0
         for node in parents:
@@ -398,20 +406,21 @@ class _Audit:
             "zero": "zero gradient",
             "not finite": "gradient is not finite",
         }
-        places: dict[tuple[str, str], list[str]] = {}
+        places: dict[tuple[str, str, bool], list[str]] = {}
         for bit, (name, kind) in enumerate(kinds.items()):
             if kind != "finite":
-                place = _cut_of(1 << bit, kind, ends)
-                places.setdefault((kind, place), []).append(name)
-        for (kind, place), names in places.items():
+                places.setdefault((kind, *_cut_of(1 << bit, ends)), []).append(name)
+        # Where others are frozen, these were chosen to be trained.
+        all_trained = all(p.requires_grad for p in self.model.parameters())
+        for (kind, place, is_cut), names in places.items():
             shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" * (len(names) > 3))
             detail = "its result has values of these parameters, and passes no such gradient back"
-            severity = "fault"
             if not place:
                 detail = "no result that the loss depends on was computed from them"
-                # Where others are frozen, these were chosen to be trained.
-                if kind == "none" and all(p.requires_grad for p in self.model.parameters()):
-                    severity = "note"
+            elif kind == "zero" and not is_cut:
+                detail = "PyTorch's own gradient is zero here: this batch does not depend on them"
+            is_note = all_trained and not is_cut and (kind == "zero" or not place)
+            severity = "note" if is_note else "fault"
             self.findings.append(Finding(kind_of[kind], shown, place, detail, severity))
 
     def _probe(self, call: Call, ids: Mapping[str, Tensor]) -> None:
@@ -484,28 +493,35 @@ def _logits(output: Any) -> Any:
     return getattr(output, "logits", output)
 
 
-def _cut_of(bit: int, kind: str, ends: list[_Node]) -> str:
-    """The place nearest to the loss at which a parameter's gradient is lost or spoiled."""
+def _cut_of(bit: int, ends: list[_Node]) -> tuple[str, bool]:
+    """The place nearest to the loss at which a parameter's gradient is lost or spoiled.
+
+    And whether a detached result or a function's own backward does it: of PyTorch's, a zero is
+    right.
+    """
     seen = set(ends)
-    # Nodes, and whether they are inside of a function that has its own backward.
-    waiting = deque((node, False) for node in ends if node.parts & bit)
+    # Nodes, and the place of the function with its own backward that they are inside of.
+    waiting = deque((node, "") for node in ends if node.parts & bit)
     suspected = ""
     while waiting:
         node, inside = waiting.popleft()
         parents = [parent for parent in node.parents if parent.parts & bit]
         if node.cut and not inside and any(parent.passes for parent in parents):
-            return node.place
+            return node.place, True
+        if inside and node.passes and node.gradient != "finite":
+            return inside, True
         good = node.passes and node.gradient == "finite"
         spoiled = [p for p in parents if p.passes and p.parents and p.gradient != "finite"]
         if good and (spoiled or any(not p.parents for p in parents)) and not suspected:
             # Near the parameter it is this function, if nothing before was.
             suspected = node.place
-        inside = node.passes and any(not p.passes for p in parents)
+        if node.passes:
+            inside = node.place if node.own else ""
         for parent in parents:
             if parent not in seen:
                 seen.add(parent)
                 waiting.append((parent, inside))
-    return suspected
+    return suspected, False
 
 
 @contextlib.contextmanager

@@ -17,6 +17,8 @@ __all__ = ["Call", "Rotation", "probe"]
 
 # Tokens that angles are read at.
 _MOST = 1024
+# Ids of text, time, height and width; more are angles that coincide by turning around.
+_MOST_AXES = 4
 # A table of one id has the same bits at all its tokens, but for the tails of vectors.
 _SAME = 2.5e-7
 _SAME_16 = 2e-2
@@ -82,6 +84,8 @@ class Rotation:
         if self.theta is not None:
             return f"theta {self.theta:.6g}" + " of each axis" * self.per_axis
         high, low = self.frequencies
+        if high == low:
+            return f"frequency {high:.3g}"
         return f"frequencies {high:.3g} to {low:.3g}, not by one theta"
 
 
@@ -284,7 +288,7 @@ def _with_angles(
         if not near:
             groups.append(classes)
         of_pair.append(near[0] if near else len(groups) - 1)
-    if is_coarse and len(groups) > 4:
+    if len(groups) > _MOST_AXES:
         return rotation
     name, steps, axes = _ids_of(groups, ids, shape)
     frequencies = [_frequency(p, steps[g]) for p, g in zip(phases.T, of_pair)]
@@ -292,15 +296,17 @@ def _with_angles(
     order = "one" if len(groups) == 1 else "sections"
     if len(runs) > len(groups):
         order = "interleaved"
-    rotation = replace(rotation, order=order, axes=[axes[g] for g in of_pair], ids=name)
     if any(f is None for f in frequencies):
         return rotation
-    known: list[float] = [abs(f) for f in frequencies]
+    known = [abs(f) for f in frequencies]
+    rotation = replace(rotation, order=order, axes=[axes[g] for g in of_pair], ids=name)
     rotation = replace(rotation, frequencies=[max(known), min(known)])
     theta = _theta(known)
     if theta is None and len(groups) > 1:
-        each = [_theta([f for f, g in zip(known, of_pair) if g == i]) for i in range(len(groups))]
-        if None not in each and max(each) - min(each) <= 0.01 * max(each):
+        parts = [[f for f, g in zip(known, of_pair) if g == i] for i in range(len(groups))]
+        # A single frequency of 1 says nothing.
+        each = [_theta(part) for part in parts if abs(part[0] - 1) > 1e-3 or len(part) > 1]
+        if each and None not in each and max(each) - min(each) <= 0.01 * max(each):
             return replace(rotation, theta=each[0], per_axis=True)
     return replace(rotation, theta=theta)
 
@@ -365,7 +371,7 @@ def _theta(frequencies: list[float]) -> float | None:
     expected = [ratio**j for j in range(pairs)]
     if any(abs(f - e) > 2e-3 * e for f, e in zip(frequencies, expected)):
         return None
-    return ratio**-pairs
+    return ratio**-pairs if ratio < 1 else None
 
 
 def _random(like: Tensor, generator: torch.Generator) -> Tensor:
