@@ -54,6 +54,12 @@ class Severed(Rotation):
         return None, None, None
 
 
+class Zeros(Rotation):
+    @staticmethod
+    def backward(ctx, dy):
+        return torch.zeros_like(dy), None, None
+
+
 class Forwards(Rotation):
     @staticmethod
     def backward(ctx, dy):
@@ -73,6 +79,10 @@ class Padded(Rotation):
 
 def rotate_severed(x, cos, sin):
     return Severed.apply(x, cos, sin)
+
+
+def rotate_zeros(x, cos, sin):
+    return Zeros.apply(x, cos, sin)
 
 
 def rotate_forwards(x, cos, sin):
@@ -164,6 +174,10 @@ FAULTS = {
         lambda: (Tiny(rotate_severed), batch()),
         ("no gradient", "rotate_severed"),
     ),
+    "the same, by zeros": (
+        lambda: (Tiny(rotate_zeros), batch()),
+        ("zero gradient", "rotate_zeros"),
+    ),
     "in place of the data: not the adjoint": (
         lambda: (Tiny(rotate_in_place_of_data), batch()),
         ("gradient of a rotation", "rotate_in_place_of_data"),
@@ -208,7 +222,8 @@ def test_no_fault_is_found_and_nothing_changed():
     before = {name: x.clone() for name, x in model.state_dict().items()}
     report = audit(model, given)
     assert report.ok and report.rotations, report
-    assert report.rotations == ["test_audit.rotate: half, scale 1"]
+    words = "half, channels 0 to 7 of 8, one axis, theta 16, scale 1, gradient the adjoint"
+    assert [str(found) for found in report.rotations] == [f"test_audit.rotate: {words}"]
     assert all(torch.equal(before[name], x) for name, x in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
     assert model.training and not model.tower.training
@@ -227,17 +242,19 @@ def test_by_command(tmp_path):
         "        return self.used(x)\n"
         "def fine():\n"
         "    model = Model()\n"
-        "    model.unused.requires_grad_(False)\n"
         "    return model, {'x': torch.ones(2, 3)}\n"
         "def faulty():\n"
-        "    return Model(), {'x': torch.ones(2, 3)}\n"
+        "    model = Model()\n"
+        "    model.used.bias.requires_grad_(False)\n"
+        "    return model, {'x': torch.ones(2, 3)}\n"
     )
 
     def run(*words):
         command = [sys.executable, "-m", "mrope", "audit", *words]
         return subprocess.run(command, capture_output=True, text=True)
 
-    assert run(f"{script}:fine").returncode == 0
+    fine = run(f"{script}:fine")
+    assert fine.returncode == 0 and "note      no gradient: unused.weight" in fine.stdout
     found = run(f"{script}:faulty", "--json")
     assert found.returncode == 1
     report = json.loads(found.stdout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from inspect import CO_VARARGS, CO_VARKEYWORDS
 from types import CodeType, FrameType
 from typing import Any
 
@@ -17,20 +19,25 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.checkpoint import set_checkpoint_early_stop
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
-__all__ = ["Finding", "Report", "audit"]
+from ._rotation import Call, Rotation, probe
+
+__all__ = ["Finding", "Report", "Rotation", "audit"]
 
 _ROTATES = re.compile(r"rot(ary|ate)|rope", re.IGNORECASE)
+# Functions whose results have their inputs' shape or type, and none of their values.
+_SHAPE_ALONE = re.compile(r"new_|\w+_like$")
 _ANGLES = re.compile(r"cos|sin|freq|angle|position|table|cache|emb")
 _OURS = (os.path.dirname(torch.__file__), __file__)
+_CHECKPOINT = inspect.unwrap(checkpoint).__code__
 # The largest whole number up to which a type has all of them.
 _EXACT = {torch.bfloat16: 1 << 8, torch.float16: 1 << 11, torch.float32: 1 << 24}
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A fault.
+    """A fault, or a note.
 
     Attributes:
         kind: "no gradient", "zero gradient", "gradient is not finite", "rotation without gradient",
@@ -38,12 +45,15 @@ class Finding:
         what: the parameters, the function or the tensor.
         where: the function at which it happens, with file and line; empty if it is not known.
         detail: what was found, and what was expected.
+        severity: "fault", or "note" for parameters that this batch does not need, in a model whose
+            parameters are all trained.
     """
 
     kind: str
     what: str
     where: str
     detail: str
+    severity: str = "fault"
 
 
 @dataclass(frozen=True)
@@ -51,19 +61,24 @@ class Report:
     """What :func:`audit` found.
 
     Attributes:
-        findings: the faults.
+        findings: the faults and notes.
         parameters: how many parameters ask for a gradient.
-        rotations: functions that rotate, as ``name: pairing, scale``, each probed.
+        rotations: the functions that rotate, each probed by random numbers.
     """
 
     findings: list[Finding]
     parameters: int
-    rotations: list[str]
+    rotations: list[Rotation]
 
     @property
     def ok(self) -> bool:
         """True without a fault."""
-        return not self.findings
+        return not self.faults
+
+    @property
+    def faults(self) -> list[Finding]:
+        """The findings that are not notes."""
+        return [found for found in self.findings if found.severity == "fault"]
 
     def json(self) -> str:
         """The report for programs."""
@@ -74,8 +89,9 @@ class Report:
         lines += [f"rotation  {rotation}" for rotation in self.rotations]
         for found in self.findings:
             at = f"\n    at {found.where}" if found.where else ""
-            lines.append(f"FAULT     {found.kind}: {found.what}{at}\n    {found.detail}")
-        lines.append("no fault found" if self.ok else f"{len(self.findings)} faults")
+            word = "FAULT" if found.severity == "fault" else "note "
+            lines.append(f"{word}     {found.kind}: {found.what}{at}\n    {found.detail}")
+        lines.append("no fault found" if self.ok else f"{len(self.faults)} faults")
         return "\n".join(lines)
 
 
@@ -123,9 +139,9 @@ def audit(
 
 @contextlib.contextmanager
 def _without_zeros(parameters: Iterable[Tensor]) -> Iterator[None]:
-    """Small numbers in matrices of zeros: an adapter starts so, and its other half's gradient too."""
+    """Small numbers in place of zeros: an adapter starts so, and its other half's gradient too."""
     generator = torch.Generator().manual_seed(1)
-    filled = [p for p in parameters if p.dim() > 1 and not p.any()]
+    filled = [p for p in parameters if not p.any()]
     with torch.no_grad():
         for p in filled:
             p.copy_(torch.randn(p.shape, generator=generator) * 0.02)
@@ -175,7 +191,7 @@ def _place(frame: FrameType | None) -> str:
 class _Node:
     """A tensor that a function returned: what it was made from, and whether a gradient passes."""
 
-    __slots__ = ("cut", "gradient", "parents", "parts", "passes", "place")
+    __slots__ = ("cut", "gradient", "own", "parents", "parts", "passes", "place")
 
     def __init__(self, parents: tuple[_Node, ...], parts: int, passes: bool, cut: bool) -> None:
         self.parents = parents
@@ -184,6 +200,8 @@ class _Node:
         self.passes = passes
         # A gradient would have come in, and none goes out.
         self.cut = cut
+        # It came out of a function with its own backward.
+        self.own = False
         self.place = ""
         # What came back, in the second pass: "none", "zero", "finite" or "not finite".
         self.gradient = "none"
@@ -192,10 +210,6 @@ class _Node:
 class _Watch(TorchFunctionMode):
     """Notes which parameters' values each tensor depends on, and where gradients stop."""
 
-    def __init__(self, hooks: bool) -> None:
-        super().__init__()
-        self.hooks = hooks
-
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         given = [(t, _node_of(t)) for t in _tensors((args, kwargs))]
@@ -203,12 +217,16 @@ class _Watch(TorchFunctionMode):
         # Before the call, for it may write into its input.
         wants = any(t.requires_grad for t, _ in given)
         result = func(*args, **kwargs)
-        if not given or func is Tensor.requires_grad.__set__:
+        if (
+            not given
+            or func is Tensor.requires_grad.__set__
+            or _SHAPE_ALONE.match(getattr(func, "__name__", ""))
+        ):
             return result
         for t, node in given:
             if t.requires_grad and node.cut:
                 # The inside of an autograd.Function, whose result has a gradient after all.
-                node.cut, node.passes = False, True
+                node.cut, node.passes, node.own = False, True, True
         parents = tuple(dict.fromkeys(node for _, node in given))
         parts = 0
         for node in parents:
@@ -220,7 +238,7 @@ class _Watch(TorchFunctionMode):
             node = _Node(parents, parts, out.requires_grad, cut)
             node.place = _place(sys._getframe(1))
             out._mrope_node = node
-            if self.hooks and out.requires_grad and not out.is_leaf:
+            if out.requires_grad and not out.is_leaf:
                 out.register_hook(lambda g, node=node: _note(node, g))
         return result
 
@@ -242,10 +260,11 @@ def _node_of(t: Tensor) -> _Node | None:
 
 
 class _Calls:
-    """The first call of each function whose name says that it rotates, while it is entered."""
+    """The first call of each function that may rotate, and whether layers are checkpointed."""
 
     def __init__(self) -> None:
-        self.found: dict[CodeType, tuple[Callable, tuple, dict]] = {}
+        self.found: list[Call] = []
+        self.checkpoints = False
         self._seen: set[CodeType] = set()
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
@@ -253,17 +272,29 @@ class _Calls:
         if event != "call" or code in self._seen:
             return
         self._seen.add(code)
-        if not _ROTATES.search(code.co_name) or code.co_filename.startswith(_OURS):
-            return
-        function = frame.f_globals.get(code.co_name)
-        inner = getattr(function, "__wrapped__", function)
-        if getattr(inner, "__code__", None) is not code:
+        if code.co_filename.startswith(_OURS):
+            self.checkpoints |= code is _CHECKPOINT
             return
         count = code.co_argcount + code.co_kwonlyargcount
-        given = {name: frame.f_locals[name] for name in code.co_varnames[:count]}
-        if any(_ANGLES.search(name) for name in given):
-            copied = {name: _copy(value) for name, value in given.items()}
-            self.found[code] = (inner, (), copied)
+        names = code.co_varnames[:count]
+        name = getattr(code, "co_qualname", code.co_name)
+        # What has others' variables or any arguments cannot be called again by its code.
+        if code.co_freevars or code.co_flags & (CO_VARARGS | CO_VARKEYWORDS):
+            return
+        if not _ROTATES.search(name) and not {"cos", "sin"} <= set(names):
+            return
+        if not any(_ANGLES.search(name) for name in names):
+            return
+        given = {name: _copy(frame.f_locals[name]) for name in names}
+        moved = [
+            name
+            for name, value in given.items()
+            if isinstance(value, Tensor) and value.is_floating_point() and not _ANGLES.search(name)
+        ]
+        if moved:
+            scope = frame.f_globals
+            name = f"{scope.get('__name__')}.{name}"
+            self.found.append(Call(code, name, scope, given, moved))
 
 
 def _copy(value: Any) -> Any:
@@ -272,53 +303,59 @@ def _copy(value: Any) -> Any:
 
 class _Audit:
     def __init__(
-        self, model: nn.Module, batch: Mapping[str, Any], loss: Callable, names: dict[str, Tensor]
+        self,
+        model: nn.Module,
+        batch: Mapping[str, Any],
+        loss: Callable,
+        names: dict[str, Tensor],
     ) -> None:
         self.model = model
         self.batch = batch
         self.loss = loss
         self.names = names
         self.findings: list[Finding] = []
-        self.rotations: list[str] = []
+        self.rotations: list[Rotation] = []
 
     def report(self) -> Report:
         seed = torch.initial_seed()
         calls = _Calls()
         ids: dict[str, Tensor] = {}
-        output = self._step(seed, calls, ids, hooks=False)
+        self._step(seed, calls, ids)
         kinds = {name: _kind_of(p.grad) for name, p in self.names.items()}
         if any(kind != "finite" for kind in kinds.values()):
-            output = self._step(seed, None, {}, hooks=True)
-            self._name_cuts(kinds, output)
-        for function, _, given in calls.found.values():
-            self._probe(function, given)
-        for name, positions in {**_ids_of(self.batch), **ids}.items():
+            self._name_cuts(kinds, self._step(seed, None, {}))
+        ids = {**_ids_of(self.batch), **ids}
+        for call in calls.found:
+            self._probe(call, ids)
+        for name, positions in ids.items():
             self._check_ids(name, positions)
         self._check_pack()
         return Report(self.findings, len(self.names), self.rotations)
 
-    def _step(
-        self, seed: int, calls: _Calls | None, ids: dict[str, Tensor], hooks: bool
-    ) -> list[_Node]:
-        """One forward and backward; the nodes of the loss."""
+    def _step(self, seed: int, calls: _Calls | None, ids: dict[str, Tensor]) -> list[_Node]:
+        """One forward and backward; the nodes of the loss.
+
+        With ``calls``, of the functions, ids and recomputations; else of gradients.
+        """
         torch.manual_seed(seed)
         for p in self.names.values():
             p.grad = None
         sums: dict[tuple[str, int], Tensor] = {}
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_nodes_of(self.names))
+            if calls is None:
+                stack.enter_context(_nodes_of(self.names))
             count: dict[str, int] = {}
             is_backward = [False]
             if calls is not None:
                 for name, module in self.model.named_modules():
-                    hook = self._compare(name, sums, count, is_backward)
+                    hook = self._compare(name, sums, count, is_backward, calls)
                     stack.callback(module.register_forward_hook(hook).remove)
                     hook = _note_ids(name, ids)
                     handle = module.register_forward_pre_hook(hook, with_kwargs=True)
                     stack.callback(handle.remove)
             # Else it would end before the last module of a layer.
             stack.enter_context(set_checkpoint_early_stop(False))
-            with _Watch(hooks), _profiled(calls):
+            with _Watch() if calls is None else _profiled(calls):
                 loss = self.loss(self.model(**self.batch))
             nodes = [node for node in [_node_of(loss)] if node is not None]
             if not loss.requires_grad:
@@ -334,10 +371,13 @@ class _Audit:
         sums: dict[tuple[str, int], Tensor],
         count: dict[str, int],
         is_backward: list[bool],
+        calls: _Calls,
     ) -> Callable:
         """A hook that keeps a sum of each result, and compares it in the recomputation."""
 
         def hook(module: nn.Module, _: Any, output: Any) -> None:
+            if not calls.checkpoints:
+                return
             made = [t for t in _tensors(output) if t.is_floating_point()]
             if not made:
                 return
@@ -366,75 +406,35 @@ class _Audit:
             "zero": "zero gradient",
             "not finite": "gradient is not finite",
         }
-        places: dict[tuple[str, str], list[str]] = {}
+        places: dict[tuple[str, str, bool], list[str]] = {}
         for bit, (name, kind) in enumerate(kinds.items()):
             if kind != "finite":
-                place = _cut_of(1 << bit, kind, ends)
-                places.setdefault((kind, place), []).append(name)
-        for (kind, place), names in places.items():
+                places.setdefault((kind, *_cut_of(1 << bit, ends)), []).append(name)
+        # Where others are frozen, these were chosen to be trained.
+        all_trained = all(p.requires_grad for p in self.model.parameters())
+        for (kind, place, is_cut), names in places.items():
             shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" * (len(names) > 3))
             detail = "its result has values of these parameters, and passes no such gradient back"
             if not place:
                 detail = "no result that the loss depends on was computed from them"
-            self.findings.append(Finding(kind_of[kind], shown, place, detail))
+            elif kind == "zero" and not is_cut:
+                detail = "PyTorch's own gradient is zero here: this batch does not depend on them"
+            is_note = all_trained and not is_cut and (kind == "zero" or not place)
+            severity = "note" if is_note else "fault"
+            self.findings.append(Finding(kind_of[kind], shown, place, detail, severity))
 
-    def _probe(self, function: Callable, given: dict[str, Any]) -> None:
-        """Runs a function on random numbers: a rotation is linear, and has its adjoint behind it."""
-        name = f"{function.__module__}.{function.__qualname__}"
-        given = {key: _doubled(value) for key, value in given.items()}
-        fixed = {k: v for k, v in given.items() if _ANGLES.search(k) or not isinstance(v, Tensor)}
-        moved = [k for k in given if k not in fixed and given[k].is_floating_point()]
-        generator = torch.Generator().manual_seed(2)
-
-        def random() -> dict[str, Tensor]:
-            shapes = {key: given[key] for key in moved}
-            return {
-                k: torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x)
-                for k, x in shapes.items()
-            }
-
-        def run(x: Mapping[str, Tensor]) -> list[Tensor]:
-            made = function(**{**given, **{key: value.clone() for key, value in x.items()}})
-            return [t for t in _tensors(made) if t.is_floating_point()]
-
-        try:
-            x = random()
-            with torch.no_grad():
-                y, twice = run(x), run({key: 2 * value for key, value in x.items()})
-                directions = [(z, run(z)) for z in (random() for _ in range(4))]
-        except Exception:  # It is called otherwise than by these arguments alone.
+    def _probe(self, call: Call, ids: Mapping[str, Tensor]) -> None:
+        """Adds a rotation, and a fault if its gradient is not its adjoint."""
+        found = probe(call, ids)
+        if found is None:
             return
-        shapes = [x[key].shape for key in moved]
-        if not moved or [t.shape for t in y] != shapes:
-            return
-        if not all(torch.allclose(2 * a, b, rtol=1e-3, atol=1e-3) for a, b in zip(y, twice)):
-            return
-        self.rotations.append(f"{name}: {_described(run, x, moved[0])}")
-        leaves = {key: value.clone().requires_grad_() for key, value in x.items()}
-        # Not the leaves themselves: in place, they could not be written.
-        results = run({key: value * 1 for key, value in leaves.items()})
-        weights = [torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t) for t in y]
-        total = sum((w * t).sum() for w, t in zip(weights, results))
-        gradients: list[Tensor | None] = [None] * len(moved)
-        if total.requires_grad:
-            gradients = list(torch.autograd.grad(total, list(leaves.values()), allow_unused=True))
-        place = f"{function.__qualname__} ({function.__module__})"
-        for i, key in enumerate(moved):
-            gradient = gradients[i]
-            if gradient is None or not gradient.any():
-                detail = f"{key} gets no gradient: expected the rotation back of its result's"
-                self.findings.append(Finding("rotation without gradient", name, place, detail))
-                continue
-            # Of a linear function, <w, f(z)> = <gradient, z>, whatever z is.
-            allowed = 0.1 if gradient.element_size() == 2 else 1e-4
-            for z, along in directions:
-                expected = float((weights[i].double() * along[i].double()).sum())
-                found = float((gradient.double() * z[key].double()).sum())
-                scale = float(weights[i].double().norm() * along[i].double().norm())
-                if not abs(found - expected) <= allowed * scale / max(1, y[i].numel()) ** 0.5:
-                    detail = f"{key}: <gradient, z> = {found:.6g}, <w, f(z)> = {expected:.6g}"
-                    self.findings.append(Finding("gradient of a rotation", name, place, detail))
-                    break
+        rotation, detail = found
+        self.rotations.append(rotation)
+        if detail:
+            kind = "rotation without gradient"
+            if rotation.gradient != "none":
+                kind = "gradient of a rotation"
+            self.findings.append(Finding(kind, call.name, call.name, detail))
 
     def _check_ids(self, name: str, positions: Tensor) -> None:
         exact = _EXACT.get(positions.dtype)
@@ -493,46 +493,35 @@ def _logits(output: Any) -> Any:
     return getattr(output, "logits", output)
 
 
-def _doubled(value: Any) -> Any:
-    """float64 in place of float32, so that differences are the function's."""
-    return value.double() if isinstance(value, Tensor) and value.dtype == torch.float32 else value
+def _cut_of(bit: int, ends: list[_Node]) -> tuple[str, bool]:
+    """The place nearest to the loss at which a parameter's gradient is lost or spoiled.
 
-
-def _described(run: Callable, x: Mapping[str, Tensor], name: str) -> str:
-    """The pairing, by the channels that the first one reaches, and the scale."""
-    unit = {key: torch.zeros_like(value) for key, value in x.items()}
-    unit[name][..., 0] = 1
-    with torch.no_grad():
-        y = run(unit)[0].double()
-    width = y.shape[-1]
-    reached = [i for i in y.reshape(-1, width).abs().amax(0).nonzero().flatten().tolist() if i]
-    known = {(): "none", (1,): "adjacent", (width // 2,): "half"}
-    pairing = known.get(tuple(reached), f"channel 0 with {reached}")
-    return f"{pairing}, scale {float(y.norm(dim=-1).max()):.3g}"
-
-
-def _cut_of(bit: int, kind: str, ends: list[_Node]) -> str:
-    """The place nearest to the loss at which a parameter's gradient is lost or spoiled."""
+    And whether a detached result or a function's own backward does it: of PyTorch's, a zero is
+    right.
+    """
     seen = set(ends)
-    # Nodes, and whether they are inside of a function that has its own backward.
-    waiting = deque((node, False) for node in ends if node.parts & bit)
+    # Nodes, and the place of the function with its own backward that they are inside of.
+    waiting = deque((node, "") for node in ends if node.parts & bit)
     suspected = ""
     while waiting:
         node, inside = waiting.popleft()
         parents = [parent for parent in node.parents if parent.parts & bit]
         if node.cut and not inside and any(parent.passes for parent in parents):
-            return node.place
+            return node.place, True
+        if inside and node.passes and node.gradient != "finite":
+            return inside, True
         good = node.passes and node.gradient == "finite"
         spoiled = [p for p in parents if p.passes and p.parents and p.gradient != "finite"]
         if good and (spoiled or any(not p.parents for p in parents)) and not suspected:
             # Near the parameter it is this function, if nothing before was.
             suspected = node.place
-        inside = node.passes and any(not p.passes for p in parents)
+        if node.passes:
+            inside = node.place if node.own else ""
         for parent in parents:
             if parent not in seen:
                 seen.add(parent)
                 waiting.append((parent, inside))
-    return suspected
+    return suspected, False
 
 
 @contextlib.contextmanager
@@ -548,10 +537,9 @@ def _nodes_of(names: dict[str, Tensor]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _profiled(calls: _Calls | None) -> Iterator[None]:
+def _profiled(calls: _Calls) -> Iterator[None]:
     before = sys.getprofile()
-    if calls is not None:
-        sys.setprofile(calls)
+    sys.setprofile(calls)
     try:
         yield
     finally:
