@@ -1,6 +1,10 @@
 """The audit of a model: faults that projects shipped, rebuilt small, and models without a fault."""
 
+import importlib
+import importlib.util
+import inspect
 import json
+import pathlib
 import subprocess
 import sys
 
@@ -10,6 +14,7 @@ import transformers as hf
 from torch import nn
 from torch.nn import functional as F
 
+import audit_models
 from mrope import audit
 from test_models import MODELS, inputs, qwen2_5_vl
 
@@ -322,3 +327,71 @@ def test_adapters_of_peft_have_no_fault():
     )
     model = peft.get_peft_model(model, peft.LoraConfig(target_modules="all-linear"))
     assert audit(model, {"input_ids": torch.arange(10)[None]}).ok
+
+
+# Each of its kind: dense, partial, experts, scaled, alternating, without a rotation, by a method;
+# diffusers with one axis, two and three, per head, and with a last block that is not used whole.
+SOME = ["gemma3_text", "glm4", "qwen3_moe", "apertus", "gpt2", "roformer", "deepseek_v4"]
+SOME += ["FluxTransformer2DModel", "WanTransformer3DModel", "MochiTransformer3DModel"]
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_families_raise_no_alarm(name):
+    """All of them: ``python tests/audit_models.py``."""
+    if name in audit_models.DIFFUSERS and importlib.util.find_spec("diffusers") is None:
+        pytest.skip("diffusers is missing")
+    report = audit(*audit_models.CASES[name]())
+    assert report.ok, report
+    assert bool(report.rotations) == (name != "gpt2"), report
+
+
+class Turned(nn.Module):
+    """A function of transformers between parameters and a loss."""
+
+    def __init__(self, function, shapes, names):
+        super().__init__()
+        self.function = function
+        self.turned = nn.ParameterList(torch.randn(shape) for shape in shapes)
+        self.names = names
+
+    def forward(self, **angles):
+        moved = dict(zip(self.names, (p * 1 for p in self.turned)))
+        made = self.function(**moved, **angles)
+        return torch.cat([t.flatten() for t in (made if isinstance(made, tuple) else (made,))])
+
+
+def test_the_rotations_of_transformers_raise_no_alarm():
+    folder = pathlib.Path(hf.__file__).parent / "models"
+    found, unseen = [], []
+    for file in sorted(folder.glob("*/modeling_*.py")):
+        for name in ("apply_rotary_pos_emb", "apply_rotary_pos_emb_vision"):
+            if f"def {name}(" not in file.read_text():
+                continue
+            path = f"transformers.models.{file.parent.name}.{file.stem}"
+            function = getattr(importlib.import_module(path), name)
+            names = list(inspect.signature(function).parameters)
+            moved = [key for key in names if key in ("q", "k", "v", "x", "tensor")]
+            of_patches = name.endswith("vision")
+            shape = (5, 3, 8) if of_patches else (2, 3, 5, 8)
+            if moved == ["tensor"]:
+                shape = (2, 5, 3, 8)
+            ways = [(batch, width) for batch in ([], [2]) for width in (8, 4)]
+            for batch, width in ways[:2] if of_patches or "v" in moved else reversed(ways):
+                phases = torch.rand(*batch, 5, width // 2)
+                if names[1:3] != ["sin", "cos"]:
+                    phases = torch.cat([phases, phases], -1)
+                given = {"cos": phases.cos(), "sin": phases.sin()}
+                if "v" in moved:
+                    given["position_ids"] = torch.arange(5).expand(2, 5)
+                model = Turned(function, [shape] * len(moved), moved)
+                try:
+                    report = audit(model, given)
+                except Exception:  # It wants cos and sin of other shapes.
+                    continue
+                assert report.ok, report
+                if report.rotations:
+                    found.append(path)
+                    break
+            else:
+                unseen.append(f"{path}.{name}")
+    assert (len(found), len(unseen)) == (217, 0), "\n".join(unseen)

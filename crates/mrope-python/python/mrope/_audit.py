@@ -279,13 +279,15 @@ class _Calls:
         names = code.co_varnames[:count]
         name = getattr(code, "co_qualname", code.co_name)
         # What has others' variables or any arguments cannot be called again by its code.
-        if code.co_freevars or code.co_flags & (CO_VARARGS | CO_VARKEYWORDS):
+        if code.co_freevars or code.co_flags & CO_VARARGS:
             return
         if not _ROTATES.search(name) and not {"cos", "sin"} <= set(names):
             return
         if not any(_ANGLES.search(name) for name in names):
             return
         given = {name: _copy(frame.f_locals[name]) for name in names}
+        if code.co_flags & CO_VARKEYWORDS:
+            given |= frame.f_locals[code.co_varnames[count]]
         moved = [
             name
             for name, value in given.items()

@@ -32,7 +32,8 @@ class Rotation:
         function: its name, with its module's.
         gradient: "the adjoint"; "none", or "another" where it is something else.
         pairing: "half" (channel c with c + width / 2), "adjacent" (2 j with 2 j + 1),
-            "interleave_half" (reads as adjacent, writes as half), or which channels the first reaches.
+            "interleave_half" (reads as adjacent, writes as half), or which channels the first one
+            reaches.
         head_dim: channels of a head.
         first, width: the rotated channels.
         order: of the axes over the pairs: "one" axis, "sections" one after another, or
