@@ -219,6 +219,15 @@ def test_a_fault_is_found_with_its_function(name):
     assert not report.ok
 
 
+@pytest.mark.parametrize(
+    "rotation, severity", [(rotate_zeros, "fault"), (lambda x, *_: x * 0, "note")]
+)
+def test_zeros_are_a_note_where_pytorch_says_so(rotation, severity):
+    report = audit(Tiny(rotation).requires_grad_(True), batch())
+    found = [each for each in report.findings if "layer.q" in each.what]
+    assert [each.severity for each in found] == [severity], report
+
+
 def test_no_fault_is_found_and_nothing_changed():
     model, given = Tiny(), batch()
     model.tower.eval()

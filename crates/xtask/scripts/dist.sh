@@ -20,6 +20,9 @@ for target in "${targets[@]}"; do
   processor=${target%%-*}
   installed=$(rustc --print target-libdir --target "$target")
   [[ -d $installed ]] || fail "no standard library for $target: rustup target add $target"
+  gnu=$processor-unknown-linux-gnu   # of the wheel
+  [[ -d $(rustc --print target-libdir --target "$gnu") ]] ||
+    fail "no standard library for $gnu: rustup target add $gnu"
   linker=CARGO_TARGET_$(tr 'a-z-' 'A-Z_' <<<"$target")_LINKER
   env "$linker=rust-lld" cargo rustc --release --locked --package=rope-cli --bin=mrope \
     --target "$target" -- -L "native=$empty"
@@ -43,8 +46,27 @@ for target in "${targets[@]}"; do
     --mtime="@$(git log -1 --format=%ct)" -czf "$out/$name.tar.gz" "$name"
   rm -r "${out:?}/$name"
 done
-if [[ -d crates/mrope-python ]] && python3 -m pip wheel --help >/dev/null 2>&1; then
-  python3 -m pip wheel --no-deps --wheel-dir "$out" crates/mrope-python
-fi
+# The wheel for each processor: of any CPython by its stable ABI, and of old C libraries, for zig
+# links it. Its library is loaded by this machine's Python where that can.
+python3 -m venv target/wheels
+target/wheels/bin/pip install --quiet 'maturin>=1.7,<2' ziglang
+for target in "${targets[@]}"; do
+  processor=${target%%-*}
+  PATH=$PWD/target/wheels/bin:$PATH maturin build --release --zig --target \
+    "$processor-unknown-linux-gnu" --compatibility manylinux_2_28 --out "$out" \
+    --manifest-path crates/mrope-python/Cargo.toml --target-dir target/wheels/build
+  wheel=$(echo "$out"/mrope-*-cp310-abi3-manylinux_2_28_"$processor".whl)
+  rm -rf "target/wheels/$processor"
+  python3 -m zipfile -e "$wheel" "target/wheels/$processor"
+  if [[ $processor == "$(uname -m)" ]]; then
+    python3 - "target/wheels/$processor/mrope/_native.abi3.so" <<'END'
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("mrope._native", sys.argv[1])
+native = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(native)
+print("loaded:", native.VERSION, native.instruction_set())
+END
+  fi
+done
 (cd "$out" && sha256sum -- * >SHA256SUMS)
 cat "$out/SHA256SUMS"

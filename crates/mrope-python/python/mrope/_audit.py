@@ -224,9 +224,10 @@ class _Watch(TorchFunctionMode):
         ):
             return result
         for t, node in given:
-            if t.requires_grad and node.cut:
+            if t.requires_grad and not node.passes and not t.is_leaf:
                 # The inside of an autograd.Function, whose result has a gradient after all.
                 node.cut, node.passes, node.own = False, True, True
+                t.register_hook(lambda g, node=node: _note(node, g))
         parents = tuple(dict.fromkeys(node for _, node in given))
         parts = 0
         for node in parents:
