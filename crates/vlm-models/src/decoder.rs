@@ -64,7 +64,8 @@ impl TextConfig {
 impl Decoder {
     /// cos and sin of a step's tokens, for all layers.
     pub(crate) fn angles(&self, positions: &Positions, device: &Device) -> Result<RotaryAngles> {
-        Ok(self.rotary.try_angles(positions, device)?)
+        let dtype = self.embed_tokens.weight.val().dtype();
+        Ok(self.rotary.try_angles_for(dtype, positions, device)?)
     }
 
     /// The axes of its positions.

@@ -202,8 +202,10 @@ impl VisionTower {
             None => None,
         };
         Ok(VisionInputs {
+            angles: self
+                .rotary
+                .try_angles_for(patches.dtype(), &positions, &device)?,
             patches,
-            angles: self.rotary.try_angles(&positions, &device)?,
             frames: within(&vision_cu_seqlens(grids)?)?,
             windows,
             learned: learned.unwrap_or_default(),

@@ -77,7 +77,8 @@ pub trait Walk {
         Ok(())
     }
 
-    /// True if the model holds stand-ins, and [`enter`](Self::enter) provides its weights.
+    /// True if the model holds stand-ins, and [`enter`](Self::enter) provides its weights. The pass
+    /// then recomputes, whatever [`Backward::recompute`](crate::Backward::recompute) says.
     fn provides(&self) -> bool {
         false
     }

@@ -70,7 +70,8 @@ def install(trainer: str) -> None:
     Args:
         trainer: ``"veomni"``, ``"ms-swift"`` or ``"llamafactory"``. axolotl asks by itself.
 
-    Raises ``ValueError`` for others, and ``ImportError`` where the trainer is not installed.
+    Raises ``ValueError`` for others, ``ImportError`` where the trainer is not installed, and
+    ``RuntimeError`` where its door is not there.
     """
     if trainer not in _DOORS:
         raise ValueError(f"trainer: found {trainer!r}, expected one of {list(_DOORS)}")
@@ -104,13 +105,22 @@ def _veomni() -> None:
 
 def _ms_swift() -> None:
     table = importlib.import_module("swift.model.npu_patch.model")
-    for name, patches in vars(table).items():
-        if name.endswith("_PATCHES") and "apply_rotary_pos_emb" in patches:
-            patches["apply_rotary_pos_emb"] = rotate
-            if table._APPLIED:
-                family = name.removesuffix("_PATCHES").lower()
-                file = f"transformers.models.{family}.modeling_{family}"
-                importlib.import_module(file).apply_rotary_pos_emb = rotate
+    rotate_in = {
+        name: patches
+        for name, patches in vars(table).items()
+        if name.endswith("_PATCHES") and "apply_rotary_pos_emb" in patches
+    }
+    if not rotate_in:
+        raise RuntimeError(
+            f"{table.__name__}: found no table of patches with apply_rotary_pos_emb, expected those "
+            "of ms-swift 4.6; use mrope.patch(model) instead"
+        )
+    for name, patches in rotate_in.items():
+        patches["apply_rotary_pos_emb"] = rotate
+        if table._APPLIED:
+            family = name.removesuffix("_PATCHES").lower()
+            file = f"transformers.models.{family}.modeling_{family}"
+            importlib.import_module(file).apply_rotary_pos_emb = rotate
 
 
 def _llamafactory() -> None:
