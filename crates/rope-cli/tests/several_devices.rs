@@ -190,8 +190,11 @@ fn the_processor_may_be_several_ranks_some_of_which_have_no_conversation() {
             "--batch 1 --full --parts tower,decoder",
             "--shard-optimizer",
         ),
+        ("--batch 1 --full", "--shard gradients"),
+        ("--batch 1 --parts tower,decoder", "--shard all"),
         // Of some batches the first has all.
         ("--batch-tokens 60", ""),
+        ("--batch-tokens 60 --full", "--shard all"),
     ] {
         let options = format!("--steps {STEPS} {batch}");
         let (alone, both) = (folder("several-cpu-one"), folder("several-cpu-two"));
@@ -419,6 +422,22 @@ fn what_makes_no_run_is_refused() {
             "computes on one device",
         ),
         ("--shard-optimizer", "name several with --device"),
+        (
+            "--shard gradients --device cpu --device cpu --no-recompute",
+            "block by block; leave out --no-recompute",
+        ),
+        (
+            "--shard all --device cpu --device cpu --samples 1",
+            "leave out --samples",
+        ),
+        (
+            "--shard all --device cpu --device cpu --loss dpo",
+            "has no loss of preferences",
+        ),
+        (
+            "--shard all --device cpu --device cpu --record-step 1",
+            "of which --shard leaves a device its part",
+        ),
     ] {
         let refused = command(&out, &format!("--steps 1 {options}"))
             .output()

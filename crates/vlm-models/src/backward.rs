@@ -329,8 +329,7 @@ impl Vlm {
         let (word_gradient, merged_gradient) = match gradient {
             Some(gradient) => {
                 let merged = merged.map(|merged| leaf(merged, tower_wanted));
-                let words = self.at(&[Block::Words], walk)?;
-                words.backward_of_embeddings(batch, merged, gradient)?
+                self.backward_of_embeddings(batch, merged, gradient)?
             }
             None => (None, None),
         };
@@ -351,7 +350,8 @@ impl Vlm {
         Ok(loss)
     }
 
-    /// The gradients of the word embeddings and of the tower's output, where needed.
+    /// The gradients of the word embeddings and of the tower's output, where needed. They do not
+    /// depend on the embeddings, which may be stand-ins.
     fn backward_of_embeddings(
         &self,
         batch: &Batch,

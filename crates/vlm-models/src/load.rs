@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
+use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_store::KeyRemapper;
@@ -17,6 +18,7 @@ use crate::file::{self, Entry, Sink, Stored, TensorFile};
 use crate::model::Vlm;
 use crate::names::{ModulePath, Remap as _, rename};
 use crate::transfer::Transfer;
+use crate::walk::{self, stand_in};
 
 pub(crate) const SINGLE: &str = "model.safetensors";
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
@@ -59,6 +61,39 @@ impl VlmConfig {
         let mut model = model.fill(Kind::Base, &files, &found, dtype, transfer)?;
         model.fingerprint = Some(fingerprint(&files, &found)?);
         Ok(model)
+    }
+
+    /// Creates the model of a checkpoint folder, which is checked as by [`load`](Self::load), with
+    /// stand-ins for its weights: none is read. [`load_parts`](Self::load_parts) reads them.
+    ///
+    /// # Errors
+    /// Those of [`load`](Self::load).
+    pub fn load_stand_ins(&self, folder: impl AsRef<Path>, device: &Device) -> Result<Vlm> {
+        let mut model = self.init(device)?.map(&mut Hollow);
+        let files = weights(folder.as_ref())?;
+        let found = self.found(&files)?;
+        model.plan(Kind::Base, &found)?;
+        model.fingerprint = Some(fingerprint(&files, &found)?);
+        Ok(model)
+    }
+
+    /// Reads from a checkpoint folder the elements of a model's weights that `own` names, in the
+    /// order of the module. The device has one whole weight at a time.
+    ///
+    /// # Errors
+    /// Those of [`load`](Self::load).
+    pub fn load_parts(
+        &self,
+        folder: impl AsRef<Path>,
+        model: &Vlm,
+        own: &dyn Fn(ParamId) -> Option<Range<usize>>,
+    ) -> Result<walk::Weights> {
+        let files = weights(folder.as_ref())?;
+        let found = self.found(&files)?;
+        let uses = model.plan(Kind::Base, &found)?;
+        let (dtype, transfer) = (model.dtype(), Transfer::default());
+        let load = Load::new(&files, uses, dtype, transfer, Some(own));
+        Ok(model.clone().fill_with(load)?.1)
     }
 
     /// The tensors of a checkpoint, by the names of their parameters.
@@ -223,15 +258,52 @@ impl ModuleVisitor for Plan<'_> {
     }
 }
 
+/// Replaces parameters by stand-ins, without drawing their values.
+struct Hollow;
+
+impl ModuleMapper for Hollow {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let (id, device) = (param.id, param.lazy_device());
+        let dtype = DType::from(device.settings().float_dtype);
+        let like = (&device.clone().inner(), dtype);
+        let tensor = stand_in::<D>(param.lazy_shape().dims(), like);
+        param.transform_for_load(Tensor::from_inner(tensor), id)
+    }
+}
+
 /// Fills parameters from files.
-struct Load<'a, 'p> {
+pub(crate) struct Load<'a, 'p> {
     files: &'a [Weights],
     uses: BTreeMap<String, Part<'a>>,
     /// The type of parameters on the device.
     dtype: DType,
     path: ModulePath,
     transfer: Transfer<'p>,
+    /// The elements to keep apart, instead of filling parameters.
+    own: Option<&'a dyn Fn(ParamId) -> Option<Range<usize>>>,
+    parts: walk::Weights,
     error: Option<VlmError>,
+}
+
+impl<'a, 'p> Load<'a, 'p> {
+    pub(crate) fn new(
+        files: &'a [Weights],
+        uses: BTreeMap<String, Part<'a>>,
+        dtype: DType,
+        transfer: Transfer<'p>,
+        own: Option<&'a dyn Fn(ParamId) -> Option<Range<usize>>>,
+    ) -> Self {
+        Self {
+            files,
+            uses,
+            dtype,
+            path: ModulePath::default(),
+            transfer,
+            own,
+            parts: walk::Weights::new(),
+            error: None,
+        }
+    }
 }
 
 impl ModuleMapper for Load<'_, '_> {
@@ -248,6 +320,11 @@ impl ModuleMapper for Load<'_, '_> {
         let (Some(Part { found, dtype }), None) = (part, &self.error) else {
             return param;
         };
+        let own = match self.own.map(|own| own(param.id)) {
+            Some(None) => return param,
+            Some(own) => own,
+            None => None,
+        };
         let dims: [usize; D] = param.lazy_shape().dims();
         let device = param.lazy_device();
         let to = (&device, self.dtype);
@@ -262,12 +339,18 @@ impl ModuleMapper for Load<'_, '_> {
         } else {
             self.transfer.upload(&found.name, dims, to, read)
         };
-        match tensor {
-            Ok(tensor) => {
-                let id = param.id;
-                param.transform_for_load(tensor, id)
+        let id = param.id;
+        match (tensor, own) {
+            (Ok(tensor), None) => param.transform_for_load(tensor, id),
+            (Ok(tensor), Some(own)) => {
+                let elements: usize = dims.iter().product();
+                let part = tensor.inner().reshape([elements]).slice(own);
+                // A view would keep the whole.
+                let copy = part.zeros_like().slice_assign(0..part.dims()[0], part);
+                self.parts.insert(id, copy);
+                param
             }
-            Err(error) => {
+            (Err(error), _) => {
                 self.error = Some(error);
                 param
             }
@@ -290,7 +373,8 @@ impl Vlm {
         transfer: Transfer<'_>,
     ) -> Result<Self> {
         let uses = self.plan(kind, found)?;
-        self.fill_with(files, uses, dtype, transfer)
+        let load = Load::new(files, uses, dtype, transfer, None);
+        Ok(self.fill_with(load)?.0)
     }
 
     /// The tensor for each parameter of a kind, with no elements read yet.
@@ -332,33 +416,19 @@ impl Vlm {
         Ok(uses)
     }
 
-    /// Fills the parameters in `uses` and leaves the others unchanged.
+    /// Fills parameters and leaves the others unchanged. Returns what is kept apart, too.
     ///
     /// # Errors
     /// [`VlmError::File`], [`VlmError::Transfer`].
-    pub(crate) fn fill_with(
-        self,
-        files: &[Weights],
-        uses: BTreeMap<String, Part<'_>>,
-        dtype: DType,
-        transfer: Transfer<'_>,
-    ) -> Result<Self> {
+    pub(crate) fn fill_with(self, mut load: Load<'_, '_>) -> Result<(Self, walk::Weights)> {
         let device = self.device();
-        let mut load = Load {
-            files,
-            uses,
-            dtype,
-            path: ModulePath::default(),
-            transfer,
-            error: None,
-        };
         let total = load.uses.values().map(|part| part.bytes() as u64).sum();
         load.transfer.begin(total);
         let model = self.map(&mut load);
         load.error.map_or(Ok(()), Err)?;
         // Until the device confirms the last chunk, part of the model may be lost.
         load.transfer.confirm(SINGLE, &device)?;
-        Ok(model)
+        Ok((model, load.parts))
     }
 
     /// The map from module names to the names in a file of a kind.
@@ -386,16 +456,38 @@ impl Vlm {
     ///
     /// # Errors
     /// Those of [`save`](Self::save).
-    pub fn save_with(&self, folder: impl AsRef<Path>, mut transfer: Transfer<'_>) -> Result<()> {
-        let path = folder.as_ref().join(SINGLE);
+    pub fn save_with(&self, folder: impl AsRef<Path>, transfer: Transfer<'_>) -> Result<()> {
+        self.write(folder.as_ref(), transfer, None)
+    }
+
+    /// As [`save`](Self::save), with the elements of each parameter from a function, flat and without
+    /// autodiff. It is called in the order of the module.
+    ///
+    /// # Errors
+    /// Those of [`save`](Self::save) and of the function.
+    pub fn save_of(
+        &self,
+        folder: impl AsRef<Path>,
+        of: &mut dyn FnMut(ParamId) -> Result<Tensor<1>>,
+    ) -> Result<()> {
+        self.write(folder.as_ref(), Transfer::default(), Some(of))
+    }
+
+    fn write(
+        &self,
+        folder: &Path,
+        mut transfer: Transfer<'_>,
+        of: Option<&mut Elements<'_>>,
+    ) -> Result<()> {
+        let path = folder.join(SINGLE);
         let entries = self.entries(Kind::Base);
         transfer.begin(entries.iter().map(|entry| entry.bytes() as u64).sum());
         let mut sink = Sink::create(&path, &entries)?;
-        self.read(Kind::Base, &mut transfer, |_, data| {
+        self.read_of(Kind::Base, &mut transfer, of, |_, data| {
             sink.write(data.bytes())
         })?;
         sink.commit()?;
-        let index = folder.as_ref().join(INDEX);
+        let index = folder.join(INDEX);
         match std::fs::remove_file(&index) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
                 Err(VlmError::file("remove", &index)(error))
@@ -459,11 +551,25 @@ impl Vlm {
         transfer: &mut Transfer<'_>,
         write: impl FnMut(&str, TensorData) -> Result<()>,
     ) -> Result<()> {
+        self.read_of(kind, transfer, None, write)
+    }
+
+    fn read_of(
+        &self,
+        kind: Kind<'_>,
+        transfer: &mut Transfer<'_>,
+        of: Option<&mut Elements<'_>>,
+        write: impl FnMut(&str, TensorData) -> Result<()>,
+    ) -> Result<()> {
         let mut read = Read {
             kind,
             to_checkpoint: self.names(kind),
             path: ModulePath::default(),
             transfer,
+            of: match of {
+                Some(of) => Some(of),
+                None => None,
+            },
             write,
             result: Ok(()),
         };
@@ -471,6 +577,9 @@ impl Vlm {
         read.result
     }
 }
+
+/// Returns the elements of a parameter.
+type Elements<'a> = dyn FnMut(ParamId) -> Result<Tensor<1>> + 'a;
 
 /// Lists parameters.
 struct List<'a> {
@@ -511,6 +620,7 @@ struct Read<'a, 'p, W> {
     to_checkpoint: KeyRemapper,
     path: ModulePath,
     transfer: &'a mut Transfer<'p>,
+    of: Option<&'a mut Elements<'a>>,
     write: W,
     result: Result<()>,
 }
@@ -529,7 +639,16 @@ impl<W: FnMut(&str, TensorData) -> Result<()>> ModuleVisitor for Read<'_, '_, W>
             return;
         }
         let name = self.path.checkpoint_name(&self.to_checkpoint);
-        let tensor = param.val();
+        let tensor = match &mut self.of {
+            Some(of) => match of(param.id) {
+                Ok(elements) => elements.reshape(param.lazy_shape().dims::<D>()),
+                Err(error) => {
+                    self.result = Err(error);
+                    return;
+                }
+            },
+            None => param.val(),
+        };
         let write = |data| (self.write)(&name, data);
         self.result = if self.path.is_transposed() {
             let dims = tensor.dims();

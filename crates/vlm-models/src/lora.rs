@@ -17,7 +17,7 @@ use crate::vision::VisionTower;
 use crate::walk::Block;
 use crate::whole::Weight;
 
-/// A parameter that is trained.
+/// A parameter of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Parameter {
     /// Its identity in the module.
@@ -74,12 +74,15 @@ impl Parameter {
 impl Vlm {
     /// The trained parameters, in the order of the module.
     pub fn parameters(&self) -> Vec<Parameter> {
+        let all = self.all_parameters().into_iter();
+        let trained = all.filter(|(_, is_trained)| *is_trained);
+        trained.map(|(parameter, _)| parameter).collect()
+    }
+
+    /// Every parameter in the order of the module, and true if it is trained.
+    pub fn all_parameters(&self) -> Vec<(Parameter, bool)> {
         let mut parameters = Vec::new();
-        self.each_parameter(|parameter, is_trained, _| {
-            if is_trained {
-                parameters.push(parameter);
-            }
-        });
+        self.each_parameter(|parameter, is_trained, _| parameters.push((parameter, is_trained)));
         parameters
     }
 

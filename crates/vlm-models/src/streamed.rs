@@ -13,7 +13,7 @@ use crate::batch::VisionBatch;
 use crate::config::VlmConfig;
 use crate::error::{Result, VlmError};
 use crate::inputs::Inputs;
-use crate::load::{Found, Kind, Part, Weights};
+use crate::load::{Found, Kind, Load, Part, Weights};
 use crate::model::{HEAD, TABLE, Vlm};
 use crate::random::Stream;
 use crate::trace::Trace;
@@ -220,7 +220,8 @@ impl<'a> Streamed<'a> {
             .iter()
             .filter(|(path, _)| path.starts_with(prefix));
         let uses = uses.map(|(path, part)| (path.clone(), *part)).collect();
-        let mut model = model.fill_with(self.files, uses, self.dtype, Transfer::default())?;
+        let load = Load::new(self.files, uses, self.dtype, Transfer::default(), None);
+        let (mut model, _) = model.fill_with(load)?;
         for (path, linear) in model.linears() {
             if !path.starts_with(prefix) {
                 continue;

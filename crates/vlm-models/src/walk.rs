@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 
 use burn::module::{Module, ModuleMapper, Param, ParamId};
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Device, Tensor};
 
 use crate::decoder::Layer;
 use crate::error::Result;
@@ -129,9 +129,6 @@ impl Vlm {
         for block in visited.map(Block::Layer) {
             visits.extend([Visit::Enter(block), Visit::Complete(block)]);
         }
-        if wanted.inputs[0] {
-            visits.push(Visit::Enter(Block::Words));
-        }
         visits.push(Visit::Complete(Block::Words));
         if let Some(tower) = self.visual.as_ref().filter(|_| wanted.tower) {
             visits.push(Visit::Enter(Block::Tower));
@@ -249,9 +246,13 @@ impl<F: Fn(ParamId) -> bool> ModuleMapper for Empty<F> {
         }
         param.map(|tensor| {
             let like = (&tensor.device().inner(), tensor.dtype());
-            let one = Tensor::<D>::full([1; D], f32::NAN, like);
-            let stand_in = Tensor::from_inner(one.expand(tensor.dims()));
+            let stand_in = Tensor::from_inner(stand_in(tensor.dims(), like));
             stand_in.set_require_grad(tensor.is_require_grad())
         })
     }
+}
+
+/// A tensor of one element, which is not a number, in a shape.
+pub(crate) fn stand_in<const D: usize>(dims: [usize; D], like: (&Device, DType)) -> Tensor<D> {
+    Tensor::<D>::full([1; D], f32::NAN, like).expand(dims)
 }

@@ -8,10 +8,10 @@ use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::tensor::{DType, Tensor};
 use serde_json::Value;
 use vlm_data::MicroBatch;
-use vlm_models::Vlm;
+use vlm_models::{Vlm, Weights};
 
 use crate::batch::inputs;
-use crate::checkpoint::{remove, sync};
+use crate::checkpoint::{Kind, remove, sync};
 use crate::error::{Result, VlmTrainError};
 use crate::recipe::TrainedParts;
 use crate::trainer::Trainer;
@@ -25,24 +25,52 @@ const WEIGHTS: [&str; 3] = [".safetensors", ".safetensors.index.json", ".bin"];
 
 impl Trainer {
     /// Writes the trained adapter in PEFT's format, or the trained model with the other files of its
-    /// base's folder.
+    /// base's folder. With several ranks, the first one writes; if weights are in shards, the others
+    /// send theirs, so all must call this.
     ///
     /// # Errors
     /// [`VlmTrainError::File`]; those of [`Vlm::save_adapter`] and [`Vlm::save`].
     pub fn save_result(&self, folder: &Path, base: &Path) -> Result<()> {
-        std::fs::create_dir_all(folder).map_err(VlmTrainError::file("create", folder))?;
+        if self.is_first() {
+            std::fs::create_dir_all(folder).map_err(VlmTrainError::file("create", folder))?;
+        }
         match &self.recipe.trained {
             TrainedParts::Lora(_) => {
-                self.model
-                    .save_adapter(folder, &base.display().to_string())?;
+                let model = self.with_trained()?;
+                if self.is_first() {
+                    model.save_adapter(folder, &base.display().to_string())?;
+                }
             }
-            TrainedParts::Full(_) => {
+            TrainedParts::Full(_) if self.is_first() => {
                 copy_others(base, folder)?;
                 state_dtype(folder, self.model.dtype())?;
-                self.model.save(folder)?;
+                if self.has_weight_shards() {
+                    let mut weights = self.wholes(Kind::Parameter);
+                    self.model.save_of(folder, &mut |id| weights.lend(id))?;
+                } else {
+                    self.model.save(folder)?;
+                }
+            }
+            TrainedParts::Full(_) => {
+                let mut weights = self.wholes(Kind::Parameter);
+                for (parameter, _) in self.model.all_parameters() {
+                    weights.lend(parameter.id)?;
+                }
             }
         }
         Ok(())
+    }
+
+    /// The model with its trained weights, gathered if they are in shards.
+    fn with_trained(&self) -> Result<Vlm> {
+        let mut values = Weights::new();
+        if self.has_weight_shards() {
+            let mut weights = self.wholes(Kind::Parameter);
+            for parameter in &self.parameters {
+                values.insert(parameter.id, weights.lend(parameter.id)?);
+            }
+        }
+        Ok(self.model.clone().with_values(values))
     }
 
     /// Replaces the result in a folder by the current one: that in the folder is whole, whenever the
@@ -52,6 +80,12 @@ impl Trainer {
     /// Those of [`save_result`](Self::save_result).
     pub(crate) fn replace_result(&self, folder: &Path, base: &Path) -> Result<()> {
         let (new, old) = (folder.with_extension("new"), folder.with_extension("old"));
+        if !self.is_first() {
+            return match self.has_weight_shards() {
+                true => self.save_result(&new, base),
+                false => Ok(()),
+            };
+        }
         remove(&new)?;
         self.save_result(&new, base)?;
         sync(&new)?;
@@ -65,7 +99,7 @@ impl Trainer {
 
     /// Writes the adapter in PEFT's format, loads it into the model without adapters, and with zeros
     /// for the weights trained whole, and compares the logits after each sample of `probe`. `base`
-    /// names the base checkpoint.
+    /// names the base checkpoint. If weights are in shards, it compares nothing.
     ///
     /// # Errors
     /// [`VlmTrainError::NoEffect`] if an adapter alone changes no logit, [`VlmTrainError::OtherAdapter`]
@@ -73,6 +107,9 @@ impl Trainer {
     /// [`Vlm::load_adapter`].
     pub fn save_adapter(&self, folder: &Path, base: &Path, probe: &MicroBatch) -> Result<()> {
         self.save_result(folder, base)?;
+        if self.has_weight_shards() {
+            return Ok(());
+        }
         let trained = self.model.valid();
         let plain = trained.clone().without_lora();
         let mut blank = Blank {

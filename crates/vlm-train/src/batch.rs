@@ -48,6 +48,11 @@ pub fn inputs<'a>(micro: &'a MicroBatch, device: &Device) -> Inputs<'a> {
     }
 }
 
+/// True if a micro-batch has pictures or videos.
+pub(crate) fn sees(micro: &MicroBatch) -> bool {
+    micro.patch_rows() != [0, 0]
+}
+
 /// Tokens, without padding.
 pub(crate) fn tokens(micro: &MicroBatch) -> usize {
     match &micro.rows {

@@ -18,13 +18,14 @@ use burn::tensor::{DType, Device, Tensor};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use vlm_data::{DataPosition, Fingerprint};
-use vlm_models::Parameter;
 use vlm_models::file::{Entry, Sink, Stored, TensorFile};
+use vlm_models::{Parameter, Vlm};
 
 use crate::error::{Result, VlmTrainError};
 use crate::loss_scale::LossScale;
 use crate::optimizer::State;
 use crate::recipe::{Recipe, TrainedParts};
+use crate::shards::Shards;
 use crate::trainer::Trainer;
 
 const PREFIX: &str = "checkpoint-";
@@ -37,7 +38,7 @@ const PIECE: usize = 1 << 24;
 /// The tensors of a parameter in files, in the order in which they are written: all parameters,
 /// then all masters, and so on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+pub(crate) enum Kind {
     Parameter,
     Master,
     First,
@@ -59,7 +60,7 @@ impl Kind {
     }
 
     /// The type of a parameter's tensor.
-    fn dtype(self, parameter: DType) -> DType {
+    pub(crate) fn dtype(self, parameter: DType) -> DType {
         match (self, parameter) {
             (Self::Parameter, _) | (_, DType::F64) => parameter,
             _ => DType::F32,
@@ -76,7 +77,7 @@ impl Kind {
     }
 
     /// The tensor in the optimizer's state.
-    fn of(self, state: &State) -> Option<Tensor<1>> {
+    pub(crate) fn of(self, state: &State) -> Option<Tensor<1>> {
         let moments = state.moments.clone();
         match self {
             Self::Parameter => None,
@@ -255,12 +256,12 @@ impl Trainer {
         keep: usize,
     ) -> Result<()> {
         if !self.is_first() {
-            return self.lend();
+            return self.lend(base);
         }
         let whole = folder.join(format!("{PREFIX}{:08}", self.steps));
         let mut earlier = complete(folder)?;
         if earlier.iter().any(|(_, path)| *path == whole) {
-            return self.lend();
+            return self.lend(base);
         }
         let partial = folder.join(PARTIAL);
         remove(&partial)?;
@@ -303,14 +304,17 @@ impl Trainer {
         Ok(())
     }
 
-    /// Sends this rank's shard of the optimizer's state to the rank that writes.
-    fn lend(&self) -> Result<()> {
-        if self.shards().is_some() {
-            for kind in &Kind::ALL[1..] {
-                if !self.kept(*kind).is_empty() {
-                    self.tensors(*kind)?;
-                }
+    /// Sends this rank's shards to the rank that writes.
+    fn lend(&self, base: &Path) -> Result<()> {
+        for kind in Kind::ALL {
+            let mut tensors = self.wholes(kind);
+            for parameter in self.kept(kind) {
+                let lent = tensors.take(parameter.id);
+                lent.map_err(|failure| failure.step_error(self.steps))?;
             }
+        }
+        if matches!(self.recipe.trained, TrainedParts::Lora(_)) {
+            self.save_result(Path::new(""), base)?;
         }
         Ok(())
     }
@@ -353,19 +357,6 @@ impl Trainer {
         self.parameters.iter().filter(is_kept).collect()
     }
 
-    /// The tensors of a kind, each whole and flat.
-    fn tensors(&self, kind: Kind) -> Result<HashMap<ParamId, Tensor<1>>> {
-        if kind == Kind::Parameter {
-            let mut values = Values::default();
-            self.model.visit(&mut values);
-            return Ok(values.0);
-        }
-        let states = self.optimizer.states.iter();
-        let own = states.filter_map(|(id, state)| Some((*id, kind.of(state)?)));
-        let whole = self.gather(own.collect());
-        whole.map_err(|failure| failure.step_error(self.steps))
-    }
-
     /// Writes the state, and returns its checksum.
     fn write_state(&self, path: &Path) -> Result<u64> {
         let step = self.steps;
@@ -381,12 +372,10 @@ impl Trainer {
         let mut checksum = Fingerprint::default();
         for kind in Kind::ALL {
             let kept = self.kept(kind);
-            if kept.is_empty() {
-                continue;
-            }
-            let mut tensors = self.tensors(kind)?;
+            let mut tensors = self.wholes(kind);
             for parameter in kept {
-                let Some(tensor) = tensors.remove(&parameter.id) else {
+                let tensor = tensors.take(parameter.id);
+                let Some(tensor) = tensor.map_err(|failure| failure.step_error(step))? else {
                     continue;
                 };
                 let elements = parameter.elements();
@@ -406,7 +395,7 @@ impl Trainer {
         Ok(checksum.value())
     }
 
-    /// Reads the state from a file: the whole parameters, and this rank's shard of the rest.
+    /// Reads the state from a file, of what is in shards this rank's parts.
     fn read_state(&mut self, path: &Path, run: &Run) -> Result<()> {
         let damaged = |reason: String| VlmTrainError::Damaged {
             path: path.to_owned(),
@@ -444,7 +433,8 @@ impl Trainer {
                 let name = kind.tensor(&parameter.name);
                 return Err(damaged(format!("{name} is not {elements} of {dtype:?}")));
             }
-            let own = match shards.filter(|_| kind != Kind::Parameter) {
+            let divided = |shards: &&Shards| kind != Kind::Parameter || shards.has_weights();
+            let own = match shards.filter(divided) {
                 Some(shards) => shards.own(parameter.id).unwrap_or(0..0),
                 None => 0..elements,
             };
@@ -482,7 +472,10 @@ impl Trainer {
                 "these are not the bytes that were saved".to_owned(),
             ));
         }
-        self.model = self.model.clone().with_values(values);
+        match self.peers.as_mut().and_then(|peers| peers.shards.as_mut()) {
+            Some(shards) if shards.has_weights() => shards.set_weights(values, &device),
+            _ => self.model = self.model.clone().with_values(values),
+        }
         Ok(())
     }
 }
@@ -545,18 +538,21 @@ pub(crate) fn expect_free(folder: &Path) -> Result<()> {
     }
 }
 
-/// The trained parameters, flat.
-#[derive(Default)]
-pub(crate) struct Values(pub(crate) HashMap<ParamId, Tensor<1>>);
-
-impl ModuleVisitor for Values {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let tensor = param.val();
-        if tensor.is_require_grad() {
-            let elements = tensor.dims().iter().product::<usize>();
-            self.0.insert(param.id, tensor.inner().reshape([elements]));
+/// The values of a model's trained parameters, flat and without autodiff; with `frozen`, of all.
+pub(crate) fn values(model: &Vlm, frozen: bool) -> HashMap<ParamId, Tensor<1>> {
+    struct Values(bool, HashMap<ParamId, Tensor<1>>);
+    impl ModuleVisitor for Values {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            let tensor = param.val();
+            if self.0 || tensor.is_require_grad() {
+                let elements = tensor.dims().iter().product::<usize>();
+                self.1.insert(param.id, tensor.inner().reshape([elements]));
+            }
         }
     }
+    let mut values = Values(frozen, HashMap::new());
+    model.visit(&mut values);
+    values.1
 }
 
 /// The complete checkpoints of a folder, in the order of their steps.

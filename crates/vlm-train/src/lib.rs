@@ -11,7 +11,8 @@
 //! | `loss_scale` | the factor of losses in f16 |
 //! | `optimizer` | AdamW with f32 masters and moments |
 //! | `replicas` | a trainer that is one of several |
-//! | `shards` | the optimizer's state divided among ranks |
+//! | `shards` | optimizer's state, gradients and weights divided among ranks |
+//! | `passes` | the passes of a batch, and the collectives within them |
 //! | `trainer` | a step, validation, and the proof that the cut has no effect |
 //! | `preference` | losses of preferences, one row each |
 //! | `pairs` | steps over pairs of answers |
@@ -40,6 +41,7 @@ mod log;
 mod loss_scale;
 mod optimizer;
 mod pairs;
+mod passes;
 mod plan;
 mod preference;
 mod ranks;
@@ -63,11 +65,11 @@ pub use folder::RunFolder;
 pub use pairs::PreferenceReport;
 pub use plan::{MemoryPlan, MicroShape, StepMemory};
 pub use preference::{Preference, PreferenceLoss};
-pub use ranks::{Collective, HostSums, Rank, RankGroup, Rendezvous, RendezvousError};
+pub use ranks::{Collective, Gathering, HostSums, Rank, RankGroup, Rendezvous, RendezvousError};
 pub use recipe::{LossRule, Rates, Recipe, TrainedParts};
 pub use record::{RecordHeader, StepRecord};
 pub use run::{Batches, Checkpoints, Ending, Event, RunOptions, run};
 pub use schedule::Schedule;
-pub use shards::OptimizerState;
+pub use shards::Sharding;
 pub use system::{available_memory, resident_memory};
 pub use trainer::{CutDifference, StepReport, Trainer};

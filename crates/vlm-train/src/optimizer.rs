@@ -7,12 +7,12 @@
 
 use std::collections::HashMap;
 
-use burn::module::{Module, ParamId};
+use burn::module::ParamId;
 use burn::tensor::{DType, Int, Tensor};
 use burn_attention::{AdamWOp, adamw};
 use vlm_models::{Parameter, Vlm};
 
-use crate::checkpoint::Values;
+use crate::checkpoint::values;
 use crate::recipe::Recipe;
 use crate::sums::{GradientSums, is_narrow, joined, parts, widened};
 
@@ -64,9 +64,7 @@ impl AdamW {
         step: Step,
     ) -> (Vlm, [usize; 2]) {
         let mut update = Update::new(self, parameters, gradients, recipe, step);
-        let mut values = Values::default();
-        model.visit(&mut values);
-        let values = update.all(values.0, parameters);
+        let values = update.all(values(&model, false), parameters);
         (model.with_values(values), update.lost())
     }
 

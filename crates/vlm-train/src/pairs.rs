@@ -13,10 +13,10 @@ use vlm_data::text::IGNORED;
 use vlm_data::{MicroBatch, SampleRows};
 use vlm_models::{Backward, Trace, Vlm};
 
-use crate::batch::{inputs, lines, seeds, tokens};
+use crate::batch::{inputs, lines, seeds, sees, tokens};
 use crate::error::{Result, VlmTrainError};
+use crate::passes::Passes;
 use crate::preference::{AnswerScores, Preference};
-use crate::sums::GradientSums;
 use crate::trainer::{Pass, Trainer};
 
 /// The model that scores are relative to.
@@ -182,7 +182,8 @@ impl Trainer {
             }
             mismatch = self.mismatch(&scores)?;
         }
-        let mut gradients = self.empty_sums();
+        let seen: Vec<bool> = batch.iter().map(sees).collect();
+        let mut passes = self.passes(&seen)?;
         let mut sums = PreferenceSums::default();
         let scale = self.loss_scale.map_or(1.0, |scale| scale.factor);
         let imitation = preference.imitation / imitated.max(1) as f64;
@@ -205,10 +206,10 @@ impl Trainer {
                 });
                 weights.collect()
             };
-            self.micro_pass_over_pairs(micro, &mut weigh, &mut gradients)?;
+            self.micro_pass_over_pairs(micro, &mut weigh, &mut passes)?;
         }
         let loss = sums.loss / samples as f64 + imitation * sums.nll;
-        let (loss, gradients, norm) = self.summed(batch, (loss, gradients), None)?;
+        let (loss, gradients, norm) = self.summed(batch, (loss, passes), None)?;
         let sums = sums.over_ranks(self)?;
         Ok(Pass {
             loss,
@@ -225,7 +226,7 @@ impl Trainer {
         &self,
         micro: &MicroBatch,
         weigh: &mut dyn FnMut(&[f32]) -> Vec<f32>,
-        gradients: &mut GradientSums,
+        passes: &mut Passes<'_>,
     ) -> Result<()> {
         let how = Backward {
             recompute: self.recipe.recompute,
@@ -233,11 +234,11 @@ impl Trainer {
             seeds: Some(&seeds(micro, self.recipe.seed, self.steps)),
         };
         let ready = self.model.batch(&inputs(micro, &self.model.device()))?;
-        let mut add = |id, gradient| gradients.add(id, gradient);
         let (labels, mut trace) = (&micro.labels, Trace::off());
-        let mean = self
-            .model
-            .backward_weighed(&ready, labels, how, weigh, &mut trace, &mut add)?;
+        let model = &self.model;
+        let mean = passes
+            .run(|walk| model.backward_weighed(&ready, labels, how, weigh, &mut trace, walk))
+            .map_err(|error| self.walked(error))?;
         self.expect_finite(mean, micro)
     }
 

@@ -1,39 +1,73 @@
 //! Trainers of several ranks, each with a replica of the model.
 
+use std::collections::HashSet;
+use std::path::Path;
 use std::sync::Arc;
 
-use burn::module::Module;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use vlm_data::Fingerprint;
+use vlm_models::VlmConfig;
 
-use crate::checkpoint::{Identity, Values, same, value};
+use crate::checkpoint::{Identity, same, value, values};
 use crate::error::{Result, VlmTrainError};
 use crate::ranks::{Collective, Peers, Rank};
-use crate::shards::{OptimizerState, Shards};
+use crate::shards::{Sharding, Shards};
 use crate::sums::GradientSums;
 use crate::trainer::Trainer;
 
 impl Trainer {
     /// Makes this trainer one of several ranks, with gradients summed by `collective`. Each rank
-    /// has a replica of the model, and the optimizer's state or a shard of it. Call it before
-    /// [`resume`](Self::resume), which continues a run of any number of ranks.
-    #[must_use]
+    /// has a replica of what is not in shards. With all in shards, [`model`](Self::model) has no
+    /// weights from then on. Call it before [`resume`](Self::resume), which continues a run of any
+    /// number of ranks in any shards.
+    ///
+    /// # Errors
+    /// [`VlmTrainError::Options`] for a recipe that a run in these shards cannot follow.
     pub fn with_ranks(
         mut self,
         rank: Rank,
         collective: Arc<dyn Collective>,
-        state: OptimizerState,
-    ) -> Self {
+        sharding: Sharding,
+    ) -> Result<Self> {
+        sharding.check(&self.recipe)?;
         let place = [rank.rank(), rank.ranks()];
-        let shards = || Shards::new(&self.parameters, place);
+        let shards = || Shards::new(&self.model, sharding, place);
+        let shards = (sharding > Sharding::None).then(shards);
+        if sharding == Sharding::All {
+            self.model = self.model.with_stand_ins(|_| true);
+        }
         self.peers = Some(Peers {
-            shards: (state == OptimizerState::Sharded).then(shards),
+            shards,
             rank,
             collective,
         });
-        self
+        Ok(self)
+    }
+
+    /// Reads this rank's parts of the weights from a folder, for a trainer of
+    /// [stand-ins](VlmConfig::load_stand_ins) with all in shards. Weights that an adapter's folder
+    /// has are kept.
+    ///
+    /// # Errors
+    /// Those of [`VlmConfig::load_parts`].
+    pub fn with_parts_of(mut self, config: &VlmConfig, folder: &Path) -> Result<Self> {
+        let kept = match self.keeps_trained {
+            true => self
+                .parameters
+                .iter()
+                .map(|parameter| parameter.id)
+                .collect(),
+            false => HashSet::new(),
+        };
+        let device = self.model.device().inner();
+        if let Some(shards) = self.peers.as_mut().and_then(|peers| peers.shards.as_mut()) {
+            let own = |id| shards.own(id).filter(|_| !kept.contains(&id));
+            let parts = config.load_parts(folder, &self.model, &own)?;
+            shards.set_weights(parts, &device);
+        }
+        Ok(self)
     }
 
     /// True if this is the only rank, or the first of several.
@@ -77,7 +111,7 @@ impl Trainer {
             "options": value(identity),
             "recipe": value(&self.recipe),
             "steps": self.steps,
-            "optimizer's state": if peers.shards.is_some() { "sharded" } else { "replicated" },
+            "sharding": peers.shards.as_ref().map_or(Sharding::None, |shards| shards.sharding),
             "trained": {
                 "parameters": fingerprint(&parameters.join("\n")),
                 "weights": self.weights_norm()?,
@@ -103,12 +137,13 @@ impl Trainer {
         Ok(())
     }
 
-    /// The norm of all trained values, to seven digits; replicas have equal norms.
+    /// The norm of all trained values, to seven digits; replicas have equal norms, and shards none.
     fn weights_norm(&self) -> Result<String> {
-        let mut values = Values::default();
-        self.model.visit(&mut values);
+        if self.has_weight_shards() {
+            return Ok(String::new());
+        }
         let mut sums = GradientSums::default();
-        for (id, value) in values.0 {
+        for (id, value) in values(&self.model, false) {
             sums.add(id, value);
         }
         let ids = self.parameters.iter().map(|parameter| parameter.id);

@@ -172,6 +172,10 @@ pub fn run(
     options: RunOptions<'_>,
     report: &mut dyn FnMut(Event<'_>),
 ) -> Result<Ending> {
+    if options.questions.is_some() && trainer.has_weight_shards() {
+        let text = "no rank has the weights to answer questions; shard gradients at most";
+        return Err(VlmTrainError::Options(text.to_owned()));
+    }
     let folder = options.folder.path();
     let is_first = trainer.is_first();
     let unlocked = is_first && !options.folder.is_own();
@@ -357,10 +361,8 @@ fn look(
         if loss.is_finite() && best.is_none_or(|(_, least)| loss < least) {
             trainer.validations.best = Some((step, loss));
             trainer.validations.since = 0;
-            if trainer.is_first() {
-                let best: PathBuf = options.folder.path().join(BEST);
-                trainer.replace_result(&best, options.base)?;
-            }
+            let best: PathBuf = options.folder.path().join(BEST);
+            trainer.replace_result(&best, options.base)?;
         } else {
             trainer.validations.since += 1;
         }

@@ -1,20 +1,25 @@
-//! The optimizer's state in shards: each rank has the state of its part of the trained elements,
-//! updates this part, and receives the updates of the others.
+//! Optimizer's state, gradients and weights in shards: each rank has its part of the elements,
+//! updates this part, and receives the others' when they are needed.
 //!
-//! The parameters are concatenated and divided into parts of equal length, one per rank. Each
-//! parameter and each part begins at a multiple of [`ALIGNMENT`] elements; zeros fill the gaps.
+//! The elements are in flats: one of all trained parameters, or one or more per block of the model,
+//! so that a block's gradients are summed, and its weights gathered, without those of others. A flat
+//! is divided into parts of equal length, one per rank. Each parameter and each part begins at a
+//! multiple of [`ALIGNMENT`] elements; zeros fill the gaps.
 
 use std::collections::HashMap;
 use std::ops::Range;
 
-use burn::module::{Module, ParamId};
+use burn::module::ParamId;
 use burn::tensor::{DType, Device, Tensor};
-use vlm_models::Parameter;
+use clap::ValueEnum;
+use serde::Serialize;
+use vlm_models::{Block, Vlm, VlmError};
 
-use crate::checkpoint::Values;
-use crate::error::Result;
+use crate::checkpoint::{Kind, values};
+use crate::error::{Result, VlmTrainError};
 use crate::optimizer::Step;
 use crate::ranks::{NoSum, Peers, expect_done};
+use crate::recipe::Recipe;
 use crate::sums::GradientSums;
 use crate::trainer::Trainer;
 
@@ -22,18 +27,58 @@ use crate::trainer::Trainer;
 /// separate memory.
 const ALIGNMENT: usize = 64;
 
-/// The placement of the optimizer's state on ranks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OptimizerState {
-    /// Each rank keeps the whole state: one all-reduce of gradients per step.
+/// The tensors of which each device keeps a shard: each line adds to those before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Sharding {
+    /// None: one all-reduce of gradients per step
     #[default]
-    Replicated,
-    /// Each rank keeps the state of its shard of the parameters: gradients are reduce-scattered and
-    /// updated parameters all-gathered.
-    Sharded,
+    None,
+    /// Masters and moments; updated weights are gathered
+    Optimizer,
+    /// Gradients, block by block as the backward completes them
+    Gradients,
+    /// Weights, frozen ones too, gathered block by block
+    All,
 }
 
-/// The place of a parameter among the elements of all.
+impl Sharding {
+    /// Rejects what a run in shards cannot do.
+    ///
+    /// # Errors
+    /// [`VlmTrainError::Options`]
+    pub(crate) fn check(self, recipe: &Recipe) -> Result<()> {
+        let refused = |option: &str, remedy: &str| {
+            let name = format!("{self:?}").to_lowercase();
+            let text = format!("--shard {name} {option}; {remedy}");
+            Err(VlmTrainError::Options(text))
+        };
+        if self >= Self::Gradients && !recipe.recompute {
+            return refused(
+                "computes activations again, block by block",
+                "leave out --no-recompute, or shard the optimizer alone",
+            );
+        }
+        if self == Self::All && recipe.preference.is_some() {
+            return refused(
+                "has no loss of preferences, which reads the weights out of turn",
+                "shard gradients at most",
+            );
+        }
+        Ok(())
+    }
+}
+
+/// A parameter to be divided.
+struct Piece {
+    id: ParamId,
+    dtype: DType,
+    elements: usize,
+    block: Option<Block>,
+    is_trained: bool,
+}
+
+/// The place of a parameter in a flat.
 #[derive(Clone, Debug)]
 struct Place {
     id: ParamId,
@@ -41,98 +86,228 @@ struct Place {
     all: Range<usize>,
 }
 
-/// The division of the trained elements among ranks.
+/// Parameters, end to end.
 #[derive(Clone, Debug)]
-pub(crate) struct Shards {
-    rank: usize,
-    ranks: usize,
+pub(crate) struct Flat {
+    /// The block of its parameters; `None` for those of all.
+    block: Option<Block>,
+    is_trained: bool,
+    /// The type of its elements: the common type of its parameters, or one that represents each
+    /// exactly.
+    dtype: DType,
+    places: Vec<Place>,
     /// Elements of a part.
     part: usize,
-    places: Vec<Place>,
+    /// This rank's part of the weights, if they are in shards.
+    weights: Option<Tensor<1>>,
+}
+
+/// The division of elements among ranks.
+#[derive(Clone, Debug)]
+pub(crate) struct Shards {
+    pub(crate) sharding: Sharding,
+    rank: usize,
+    ranks: usize,
+    flats: Vec<Flat>,
 }
 
 impl Shards {
     /// The shards of rank `rank` of `ranks`.
-    pub(crate) fn new(parameters: &[Parameter], [rank, ranks]: [usize; 2]) -> Self {
-        let sizes = parameters.iter().map(|p| (p.id, p.dtype, p.elements()));
-        Self::of(sizes, [rank, ranks])
+    pub(crate) fn new(model: &Vlm, sharding: Sharding, place: [usize; 2]) -> Self {
+        let mut parameters = model.all_parameters();
+        parameters.retain(|(_, is_trained)| *is_trained || sharding == Sharding::All);
+        let pieces = parameters.into_iter().map(|(parameter, is_trained)| Piece {
+            id: parameter.id,
+            dtype: parameter.dtype,
+            elements: parameter.elements(),
+            block: (sharding >= Sharding::Gradients).then_some(parameter.block),
+            is_trained,
+        });
+        let mut shards = Self::of(pieces, sharding, place);
+        if sharding == Sharding::All {
+            let cut = |(id, value): (ParamId, Tensor<1>)| {
+                let part = value.slice(shards.own(id)?);
+                // A view would keep the whole.
+                let copy = part.zeros_like().slice_assign(0..part.dims()[0], part);
+                Some((id, copy))
+            };
+            let own = values(model, true).into_iter().filter_map(cut).collect();
+            shards.set_weights(own, &model.device().inner());
+        }
+        shards
     }
 
-    fn of(sizes: impl Iterator<Item = (ParamId, DType, usize)>, [rank, ranks]: [usize; 2]) -> Self {
-        let mut end: usize = 0;
-        let places = sizes.map(|(id, dtype, elements)| {
+    fn of(
+        pieces: impl Iterator<Item = Piece>,
+        sharding: Sharding,
+        [rank, ranks]: [usize; 2],
+    ) -> Self {
+        let mut flats: Vec<Flat> = Vec::new();
+        for piece in pieces {
+            let joins = |flat: &&mut Flat| {
+                let is_like = sharding < Sharding::All || flat.dtype == piece.dtype;
+                flat.block == piece.block && flat.is_trained == piece.is_trained && is_like
+            };
+            let flat = match flats.iter_mut().find(joins) {
+                Some(flat) => flat,
+                None => flats.push_mut(Flat {
+                    block: piece.block,
+                    is_trained: piece.is_trained,
+                    dtype: piece.dtype,
+                    places: Vec::new(),
+                    part: 0,
+                    weights: None,
+                }),
+            };
+            if flat.dtype != piece.dtype {
+                flat.dtype = DType::F32;
+            }
+            let end = flat.places.last().map_or(0, |place| place.all.end);
             let first = end.next_multiple_of(ALIGNMENT);
-            end = first + elements;
-            let all = first..end;
-            Place { id, dtype, all }
-        });
-        let places = places.collect();
+            let end = first + piece.elements;
+            flat.part = part(end, ranks);
+            flat.places.push(Place {
+                id: piece.id,
+                dtype: piece.dtype,
+                all: first..end,
+            });
+        }
         Self {
+            sharding,
             rank,
             ranks,
-            part: part(end, ranks),
-            places,
+            flats,
         }
     }
 
-    /// The elements of a parameter with state on this rank; `None` if there are none.
+    /// True if gradients are summed block by block, within the backward pass.
+    pub(crate) fn is_by_block(&self) -> bool {
+        self.sharding >= Sharding::Gradients
+    }
+
+    /// True if the weights are in shards.
+    pub(crate) fn has_weights(&self) -> bool {
+        self.sharding == Sharding::All
+    }
+
+    /// The flats of a block, by index.
+    pub(crate) fn of_block(&self, block: Block) -> impl Iterator<Item = usize> {
+        let flats = self.flats.iter().enumerate();
+        let flats = flats.filter(move |(_, flat)| flat.block == Some(block));
+        flats.map(|(index, _)| index)
+    }
+
+    /// The trained flats, by index.
+    fn trained(&self) -> impl Iterator<Item = usize> {
+        let flats = self.flats.iter().enumerate();
+        flats.filter_map(|(index, flat)| flat.is_trained.then_some(index))
+    }
+
+    /// True if a flat is trained.
+    pub(crate) fn is_trained(&self, flat: usize) -> bool {
+        self.flats[flat].is_trained
+    }
+
+    /// This rank's part of a flat's weights, if they are in shards.
+    pub(crate) fn weights(&self, flat: usize) -> Option<Tensor<1>> {
+        self.flats[flat].weights.clone()
+    }
+
+    /// The index of a parameter's flat, and its place there.
+    fn find(&self, id: ParamId) -> Option<(usize, &Place)> {
+        self.flats.iter().enumerate().find_map(|(index, flat)| {
+            let place = flat.places.iter().find(|place| place.id == id)?;
+            Some((index, place))
+        })
+    }
+
+    /// The elements of a parameter that this rank has; `None` if there are none.
     pub(crate) fn own(&self, id: ParamId) -> Option<Range<usize>> {
-        let place = self.places.iter().find(|place| place.id == id)?;
-        let own = self.own_of(place);
+        let (index, place) = self.find(id)?;
+        let own = self.own_of(index, place);
         let first = place.all.start;
         (!own.is_empty()).then(|| own.start - first..own.end - first)
     }
 
-    fn own_of(&self, place: &Place) -> Range<usize> {
-        let (first, end) = (self.rank * self.part, (self.rank + 1) * self.part);
+    fn own_of(&self, flat: usize, place: &Place) -> Range<usize> {
+        let part = self.flats[flat].part;
+        let (first, end) = (self.rank * part, (self.rank + 1) * part);
         let start = place.all.start.clamp(first, end);
         start..place.all.end.clamp(start, end)
     }
 
-    /// The type in which all parameters are exchanged: their common type, or one that represents
-    /// each exactly.
-    fn dtype(&self) -> DType {
-        let mut dtypes = self.places.iter().map(|place| place.dtype);
-        let first = dtypes.next().unwrap_or(DType::F32);
-        if dtypes.all(|dtype| dtype == first) {
-            first
-        } else {
-            DType::F32
-        }
-    }
-
-    /// Takes whole gradients, concatenated in f32.
-    pub(crate) fn flatten(&self, gradients: &mut GradientSums, device: &Device) -> Tensor<1> {
+    /// Takes the whole gradients of a flat, concatenated in f32.
+    pub(crate) fn flatten(
+        &self,
+        flat: usize,
+        gradients: &mut GradientSums,
+        device: &Device,
+    ) -> Tensor<1> {
+        let flat = &self.flats[flat];
         let gradient = |place: &Place| Some((place.all.start, gradients.take(place.id)?));
-        let parts = self.places.iter().filter_map(gradient);
-        laid(parts, self.part * self.ranks, (device, DType::F32))
+        let parts = flat.places.iter().filter_map(gradient);
+        laid(parts, flat.part * self.ranks, (device, DType::F32))
     }
 
-    /// Splits a tensor of this rank's shard into the parts of its parameters.
-    pub(crate) fn cut_own(&self, part: &Tensor<1>) -> HashMap<ParamId, Tensor<1>> {
-        let first = self.rank * self.part;
-        let owned = self.places.iter().filter_map(|place| {
-            let own = self.own_of(place);
+    /// Splits a tensor of this rank's part of a flat into the parts of its parameters.
+    pub(crate) fn cut_own(&self, flat: usize, part: &Tensor<1>) -> HashMap<ParamId, Tensor<1>> {
+        let first = self.rank * self.flats[flat].part;
+        let owned = self.flats[flat].places.iter().filter_map(|place| {
+            let own = self.own_of(flat, place);
             let cut = || part.clone().slice(own.start - first..own.end - first);
             (!own.is_empty()).then(|| (place.id, cut()))
         });
         owned.collect()
     }
 
-    /// Joins this rank's parts of parameters to its shard, in a type.
-    fn lay_own(&self, mut own: HashMap<ParamId, Tensor<1>>, like: (&Device, DType)) -> Tensor<1> {
-        let first = self.rank * self.part;
+    /// Joins this rank's parts of a flat's parameters, in a type.
+    fn lay_own(
+        &self,
+        flat: usize,
+        mut own: HashMap<ParamId, Tensor<1>>,
+        like: (&Device, DType),
+    ) -> Tensor<1> {
+        let Flat { part, places, .. } = &self.flats[flat];
+        let first = self.rank * part;
         let of_place = |place: &Place| {
             let tensor = own.remove(&place.id)?;
-            Some((self.own_of(place).start - first, tensor))
+            Some((self.own_of(flat, place).start - first, tensor))
         };
-        laid(self.places.iter().filter_map(of_place), self.part, like)
+        laid(places.iter().filter_map(of_place), *part, like)
     }
 
-    /// Splits a tensor of all ranks' shards into parameters.
-    fn cut_all(&self, all: &Tensor<1>) -> HashMap<ParamId, Tensor<1>> {
-        let cut = |place: &Place| (place.id, all.clone().slice(place.all.clone()));
-        self.places.iter().map(cut).collect()
+    /// Splits a tensor of all ranks' parts of a flat into parameters, in their types.
+    pub(crate) fn cut_all(&self, flat: usize, all: &Tensor<1>) -> HashMap<ParamId, Tensor<1>> {
+        let cut = |place: &Place| {
+            let value = all.clone().slice(place.all.clone());
+            (place.id, value.cast(place.dtype))
+        };
+        self.flats[flat].places.iter().map(cut).collect()
+    }
+
+    /// Sets this rank's parts of some parameters, whose weights are in shards.
+    pub(crate) fn set_weights(&mut self, mut own: HashMap<ParamId, Tensor<1>>, device: &Device) {
+        for index in 0..self.flats.len() {
+            if let Some(before) = &self.flats[index].weights {
+                for (id, part) in self.cut_own(index, before) {
+                    own.entry(id).or_insert(part);
+                }
+            }
+            let part = self.part_of(index, &mut own, device);
+            self.flats[index].weights = Some(part);
+        }
+    }
+
+    /// Takes this rank's part of a flat out of the parts of parameters.
+    fn part_of(
+        &self,
+        flat: usize,
+        own: &mut HashMap<ParamId, Tensor<1>>,
+        device: &Device,
+    ) -> Tensor<1> {
+        let ids = self.flats[flat].places.iter().map(|place| place.id);
+        let part = ids.filter_map(|id| Some((id, own.remove(&id)?))).collect();
+        self.lay_own(flat, part, (device, self.flats[flat].dtype))
     }
 }
 
@@ -163,67 +338,144 @@ fn laid(
     Tensor::cat(laid, 0)
 }
 
+/// Whole tensors, of which each rank may have a part. They are gathered a flat at a time when they
+/// are asked for, by all ranks in the same order.
+pub(crate) struct Wholes<'a> {
+    divided: Option<(&'a Shards, &'a Peers)>,
+    device: Device,
+    kind: Kind,
+    /// This rank's parts.
+    own: HashMap<ParamId, Tensor<1>>,
+    whole: HashMap<ParamId, Tensor<1>>,
+}
+
+impl Wholes<'_> {
+    /// The tensor of a parameter, flat; `None` if there is none, or at a second call.
+    pub(crate) fn take(&mut self, id: ParamId) -> Result<Option<Tensor<1>>, NoSum> {
+        if let Some((shards, peers)) = self.divided
+            && !self.whole.contains_key(&id)
+            && let Some((flat, _)) = shards.find(id)
+        {
+            let ids = shards.flats[flat].places.iter().map(|place| place.id);
+            let own = ids.filter_map(|id| Some((id, self.own.remove(&id)?)));
+            let dtype = self.kind.dtype(shards.flats[flat].dtype);
+            let part = shards.lay_own(flat, own.collect(), (&self.device, dtype));
+            let all = peers.collective.all_gather(part).map_err(NoSum::Device)?;
+            let cut = |place: &Place| (place.id, all.clone().slice(place.all.clone()));
+            self.whole.extend(shards.flats[flat].places.iter().map(cut));
+        }
+        Ok(self.whole.remove(&id))
+    }
+
+    /// As [`take`](Self::take), of a parameter that has a tensor.
+    pub(crate) fn lend(&mut self, id: ParamId) -> vlm_models::Result<Tensor<1>> {
+        let taken = self.take(id).map_err(|failure| match failure {
+            NoSum::Device(reason) => VlmError::Walk(reason),
+            NoSum::Rank(error) => VlmError::Walk(error.to_string()),
+        });
+        taken?.ok_or_else(|| VlmError::Walk("a parameter is in no shard".to_owned()))
+    }
+}
+
 impl Trainer {
-    /// The shards and the other ranks, if the optimizer's state is sharded.
+    /// The shards and the other ranks, if anything is in shards.
     pub(crate) fn shards(&self) -> Option<(&Shards, &Peers)> {
         let peers = self.peers.as_ref()?;
         Some((peers.shards.as_ref()?, peers))
     }
 
+    /// True if the model holds stand-ins, and each rank a part of the weights.
+    pub(crate) fn has_weight_shards(&self) -> bool {
+        self.shards()
+            .is_some_and(|(shards, _)| shards.has_weights())
+    }
+
+    /// The trained elements that this rank updates, by parameter.
+    fn own_values(&self, shards: &Shards) -> HashMap<ParamId, Tensor<1>> {
+        if shards.has_weights() {
+            let cut = |flat| Some(shards.cut_own(flat, &shards.weights(flat)?));
+            return shards.trained().filter_map(cut).flatten().collect();
+        }
+        let own = values(&self.model, false).into_iter();
+        let own = own.filter_map(|(id, value)| Some((id, value.slice(shards.own(id)?))));
+        own.collect()
+    }
+
     /// Updates this rank's shard of the parameters, at `factor` times the peak rates, and receives
-    /// the others'. Returns the number of updates without effect on all ranks, and of all updates
-    /// counted.
+    /// the others' unless the weights are in shards. Returns the number of updates without effect
+    /// on all ranks, and of all updates counted.
     pub(crate) fn update_shards(
         &mut self,
         gradients: GradientSums,
         step: Step,
     ) -> Result<[usize; 2], NoSum> {
-        let Some(peers) = &self.peers else {
+        let Some(peers) = self.peers.as_ref() else {
             return Ok([0, 0]);
         };
-        let Some(shards) = &peers.shards else {
+        let Some(shards) = peers.shards.as_ref() else {
             return Ok([0, 0]);
         };
-        let mut values = Values::default();
-        self.model.visit(&mut values);
-        let own = values.0.into_iter();
-        let own = own.filter_map(|(id, value)| Some((id, value.slice(shards.own(id)?))));
-        let (own, lost) = self.optimizer.step_parts(
-            own.collect(),
-            &self.parameters,
-            gradients,
-            &self.recipe,
-            step,
-        );
+        let own = self.own_values(shards);
+        let (parameters, recipe) = (&self.parameters, &self.recipe);
+        let stepped = self
+            .optimizer
+            .step_parts(own, parameters, gradients, recipe, step);
+        let (mut own, lost) = stepped;
         let device = self.model.device().inner();
-        let part = shards.lay_own(own, (&device, shards.dtype()));
-        expect_done(&part)?;
+        let flats = shards.trained().collect::<Vec<_>>();
+        let part = |flat: &usize| shards.part_of(*flat, &mut own, &device);
+        let parts: Vec<Tensor<1>> = flats.iter().map(part).collect();
+        if let Some(last) = parts.last() {
+            expect_done(last)?;
+        }
         // A failed rank does not keep others waiting on their devices.
         let lost = peers.add(lost).map_err(NoSum::Rank)?;
-        let all = peers.collective.all_gather(part).map_err(NoSum::Device)?;
-        let mut values = shards.cut_all(&all);
-        for place in &shards.places {
-            if let Some(value) = values.get_mut(&place.id) {
-                *value = value.clone().cast(place.dtype);
+        let has_weights = shards.has_weights();
+        for (flat, part) in flats.into_iter().zip(parts) {
+            if has_weights {
+                if let Some(shards) = self.peers.as_mut().and_then(|peers| peers.shards.as_mut()) {
+                    shards.flats[flat].weights = Some(part);
+                }
+            } else if let Some((shards, peers)) = self.shards() {
+                let all = peers.collective.all_gather(part).map_err(NoSum::Device)?;
+                let values = shards.cut_all(flat, &all);
+                self.model = self.model.clone().with_values(values);
             }
         }
-        self.model = self.model.clone().with_values(values);
         Ok(lost)
     }
 
-    /// Gathers whole tensors of the optimizer's state from the shards of all ranks, which must all
-    /// call this.
-    pub(crate) fn gather(
-        &self,
-        own: HashMap<ParamId, Tensor<1>>,
-    ) -> Result<HashMap<ParamId, Tensor<1>>, NoSum> {
-        let Some((shards, peers)) = self.shards() else {
-            return Ok(own);
-        };
-        let device = self.model.device().inner();
-        let part = shards.lay_own(own, (&device, DType::F32));
-        let all = peers.collective.all_gather(part).map_err(NoSum::Device)?;
-        Ok(shards.cut_all(&all))
+    /// The tensors of a kind, whole and flat, those of frozen parameters too if weights are in
+    /// shards. All ranks must ask for the same ones in the same order.
+    pub(crate) fn wholes(&self, kind: Kind) -> Wholes<'_> {
+        let (mut own, mut whole) = (HashMap::new(), HashMap::new());
+        let mut divided = self.shards();
+        match (kind, divided) {
+            (Kind::Parameter, Some((shards, _))) if shards.has_weights() => {
+                let cut = |flat| Some(shards.cut_own(flat, &shards.weights(flat)?));
+                own = (0..shards.flats.len()).filter_map(cut).flatten().collect();
+            }
+            (Kind::Parameter, _) => {
+                divided = None;
+                whole = values(&self.model, false);
+            }
+            _ => {
+                let states = self.optimizer.states.iter();
+                let kept = states.filter_map(|(id, state)| Some((*id, kind.of(state)?)));
+                *(if divided.is_some() {
+                    &mut own
+                } else {
+                    &mut whole
+                }) = kept.collect();
+            }
+        }
+        Wholes {
+            divided,
+            device: self.model.device().inner(),
+            kind,
+            own,
+            whole,
+        }
     }
 }
 
@@ -231,46 +483,64 @@ impl Trainer {
 mod tests {
     use super::*;
 
-    /// Every element is of one rank; what the ranks cut out of a tensor of all, laid and gathered
-    /// again, is that tensor.
+    /// Every element is of one rank; what the ranks cut out of a flat, laid and gathered again, is
+    /// that flat.
     #[test]
     fn parts_divide_the_parameters_and_make_them_again() {
         let device = Device::flex();
-        for (sizes, ranks) in [
-            (vec![1], 1),
-            (vec![200, 3, 64, 1, 500], 2),
-            (vec![200, 3, 64, 1, 500], 5),
+        let halves = [Block::Head, Block::Words];
+        for (sizes, ranks, sharding) in [
+            (vec![1], 1, Sharding::Optimizer),
+            (vec![200, 3, 64, 1, 500], 2, Sharding::Optimizer),
+            (vec![200, 3, 64, 1, 500], 5, Sharding::Optimizer),
             // More ranks than elements.
-            (vec![5, 7], 8),
+            (vec![5, 7], 8, Sharding::Optimizer),
+            (vec![200, 3, 64, 1, 500], 3, Sharding::Gradients),
         ] {
             let ids: Vec<ParamId> = sizes.iter().map(|_| ParamId::new()).collect();
-            let elements = || {
-                let all = ids.iter().zip(&sizes);
-                all.map(|(id, size)| (*id, DType::F32, *size))
+            let pieces = || {
+                ids.iter()
+                    .zip(&sizes)
+                    .enumerate()
+                    .map(|(index, (id, size))| Piece {
+                        id: *id,
+                        dtype: DType::F32,
+                        elements: *size,
+                        block: (sharding == Sharding::Gradients).then_some(halves[index % 2]),
+                        is_trained: true,
+                    })
             };
             let mut gradients = GradientSums::default();
-            for (id, _, size) in elements() {
-                let numbers: Vec<f32> = (1..=size).map(|n| n as f32).collect();
+            for Piece { id, elements, .. } in pieces() {
+                let numbers: Vec<f32> = (1..=elements).map(|n| n as f32).collect();
                 gradients.add(id, Tensor::from_floats(&numbers[..], &device));
             }
-            let of_rank = |rank| Shards::of(elements(), [rank, ranks]);
-            let flat = of_rank(0).flatten(&mut gradients, &device);
-            assert_eq!(flat.dims(), [of_rank(0).part * ranks]);
+            let of_rank = |rank| Shards::of(pieces(), sharding, [rank, ranks]);
+            let flats = of_rank(0).flats.len();
+            assert_eq!(flats, [1, 2][usize::from(sharding == Sharding::Gradients)]);
             let mut counted: HashMap<ParamId, usize> = HashMap::new();
-            let parts = (0..ranks).map(|rank| {
-                let shards = of_rank(rank);
-                let (first, end) = (rank * shards.part, (rank + 1) * shards.part);
-                let own = shards.cut_own(&flat.clone().slice(first..end));
-                for (id, cut) in &own {
-                    let range = shards.own(*id).expect("cut");
-                    assert_eq!(cut.dims(), [range.len()]);
-                    *counted.entry(*id).or_default() += range.len();
-                }
-                shards.lay_own(own, (&device, DType::F32))
-            });
-            let again = Tensor::cat(parts.collect(), 0);
-            assert_eq!(again.to_data(), flat.to_data());
-            for (id, cut) in of_rank(0).cut_all(&again) {
+            let mut found = HashMap::new();
+            for index in 0..flats {
+                let flat = of_rank(0).flatten(index, &mut gradients, &device);
+                let part = of_rank(0).flats[index].part;
+                assert_eq!(flat.dims(), [part * ranks]);
+                let parts = (0..ranks).map(|rank| {
+                    let shards = of_rank(rank);
+                    let own = flat.clone().slice(rank * part..(rank + 1) * part);
+                    let own = shards.cut_own(index, &own);
+                    for (id, cut) in &own {
+                        let range = shards.own(*id).expect("cut");
+                        assert_eq!(cut.dims(), [range.len()]);
+                        *counted.entry(*id).or_default() += range.len();
+                    }
+                    shards.lay_own(index, own, (&device, DType::F32))
+                });
+                let again = Tensor::cat(parts.collect(), 0);
+                assert_eq!(again.to_data(), flat.to_data());
+                found.extend(of_rank(0).cut_all(index, &again));
+            }
+            assert_eq!(found.len(), sizes.len());
+            for (id, cut) in found {
                 let last: f32 = cut.max().into_scalar();
                 assert_eq!(last as usize, counted[&id]);
             }

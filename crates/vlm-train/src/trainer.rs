@@ -7,14 +7,15 @@ use burn::module::Module;
 use burn::tensor::TensorData;
 use serde::{Deserialize, Serialize};
 use vlm_data::{Cut, DataPosition, MicroBatch, TrainingSample};
-use vlm_models::{Backward, Parameter, Trace, Vlm};
+use vlm_models::{Backward, Parameter, Trace, Vlm, VlmError};
 
-use crate::batch::{inputs, lines, prompt, seeds, tokens};
+use crate::batch::{inputs, lines, prompt, seeds, sees, tokens};
 use crate::checkpoint::Validations;
 use crate::error::{Result, VlmTrainError};
 use crate::loss_scale::LossScale;
 use crate::optimizer::{AdamW, Step};
 use crate::pairs::{PreferenceReport, Reference};
+use crate::passes::Passes;
 use crate::ranks::Peers;
 use crate::recipe::{LossRule, Recipe, TrainedParts};
 use crate::record::Recording;
@@ -38,6 +39,8 @@ pub struct Trainer {
     /// The other ranks of the run.
     pub(crate) peers: Option<Peers>,
     pub(crate) reference: Reference,
+    /// True if the trained weights are those of an adapter's folder.
+    pub(crate) keeps_trained: bool,
 }
 
 /// The metrics of a step, bit-identical in each run of a recipe over the same batches on the same
@@ -141,7 +144,8 @@ impl Trainer {
             recipe.trained = TrainedParts::Lora(config.clone());
         }
         let at_start = recipe.has_reference().then(|| model.clone());
-        let trainer = Self::ready(model, recipe)?;
+        let mut trainer = Self::ready(model, recipe)?;
+        trainer.keeps_trained = true;
         Ok(match at_start {
             Some(model) => trainer.with_reference(&model),
             None => trainer,
@@ -166,6 +170,7 @@ impl Trainer {
             validations: Validations::default(),
             peers: None,
             reference: Reference::default(),
+            keeps_trained: false,
         })
     }
 
@@ -284,20 +289,24 @@ impl Trainer {
             let lines = lines(batch);
             return Err(VlmTrainError::NoLabels { step, lines });
         }
-        let (mut loss, mut gradients) = (0.0, self.empty_sums());
+        let learned = || {
+            batch
+                .iter()
+                .zip(&labelled)
+                .filter(|(_, labelled)| **labelled > 0)
+        };
+        let seen: Vec<bool> = learned().map(|(micro, _)| sees(micro)).collect();
+        let (mut loss, mut passes) = (0.0, self.passes(&seen)?);
         let scale = self.loss_scale.map_or(1.0, |scale| scale.factor);
-        for (micro, labelled) in batch.iter().zip(labelled) {
-            if labelled == 0 {
-                continue;
-            }
+        for (micro, labelled) in learned() {
             let weight = match self.recipe.loss_rule {
-                LossRule::Tokens => labelled as f64 / all as f64,
+                LossRule::Tokens => *labelled as f64 / all as f64,
                 LossRule::MicroBatches => 1.0 / counted as f64,
             };
             let recording = recording.as_deref_mut();
-            loss += weight * self.micro_pass(micro, [weight, scale], &mut gradients, recording)?;
+            loss += weight * self.micro_pass(micro, [weight, scale], &mut passes, recording)?;
         }
-        let (loss, gradients, norm) = self.summed(batch, (loss, gradients), recording)?;
+        let (loss, gradients, norm) = self.summed(batch, (loss, passes), recording)?;
         Ok(Pass {
             loss,
             labelled: all,
@@ -324,9 +333,11 @@ impl Trainer {
     pub(crate) fn summed(
         &self,
         batch: &[MicroBatch],
-        (mut loss, mut gradients): (f64, GradientSums),
+        (mut loss, passes): (f64, Passes<'_>),
         recording: Option<&mut Recording>,
     ) -> Result<(f64, GradientSums, f64)> {
+        let mut summed = passes.finish().map_err(|error| self.walked(error))?;
+        let gradients = &mut summed.gradients;
         let ids = || self.parameters.iter().map(|parameter| parameter.id);
         if gradients.will_join {
             gradients.join(ids());
@@ -334,20 +345,35 @@ impl Trainer {
         if let Some(scale) = self.loss_scale.filter(|scale| scale.factor != 1.0) {
             gradients.scale(1.0 / scale.factor);
         }
-        if let Some(peers) = &self.peers {
+        let gradients = if let Some(peers) = &self.peers {
             let device = self.model.device().inner();
-            let summed = peers.sum(loss, gradients, &self.parameters, &device);
+            let over_ranks = peers.sum(loss, summed, &self.parameters, &device);
             let step = self.steps + 1;
-            (loss, gradients) = summed.map_err(|failure| failure.step_error(step))?;
+            let mut gradients;
+            (loss, gradients) = over_ranks.map_err(|failure| failure.step_error(step))?;
             if self.joins() {
                 gradients.join(ids());
             }
-        }
+            gradients
+        } else {
+            summed.gradients
+        };
         let norm = self.norm(&gradients, batch)?;
         if let Some(recording) = recording {
             recording.add_gradients(&self.parameters, &gradients)?;
         }
         Ok((loss, gradients, norm))
+    }
+
+    /// The error of a pass: of the device, if what ranks do together failed.
+    pub(crate) fn walked(&self, error: VlmError) -> VlmTrainError {
+        match error {
+            VlmError::Walk(reason) => VlmTrainError::Device {
+                step: self.steps + 1,
+                reason,
+            },
+            other => other.into(),
+        }
     }
 
     /// Returns the mean loss of a micro-batch, and adds its gradients times the weight and the loss
@@ -356,7 +382,7 @@ impl Trainer {
         &self,
         micro: &MicroBatch,
         [weight, scale]: [f64; 2],
-        gradients: &mut GradientSums,
+        passes: &mut Passes<'_>,
         recording: Option<&mut Recording>,
     ) -> Result<f64> {
         let how = Backward {
@@ -365,15 +391,15 @@ impl Trainer {
             seeds: Some(&seeds(micro, self.recipe.seed, self.steps)),
         };
         let ready = self.model.batch(&inputs(micro, &self.model.device()))?;
-        let mut add = |id, gradient| gradients.add(id, gradient);
         let mut trace = match &recording {
             Some(recording) => recording.trace(&self.model, micro)?,
             None => Trace::off(),
         };
         let labels = &micro.labels;
-        let mean = self
-            .model
-            .backward_traced(&ready, labels, how, &mut trace, &mut add)?;
+        let model = &self.model;
+        let mean = passes
+            .run(|walk| model.backward_traced(&ready, labels, how, &mut trace, walk))
+            .map_err(|error| self.walked(error))?;
         if let Some(recording) = recording {
             recording.add_pass(&self.model, micro, &ready, (trace, scale))?;
         }
@@ -423,6 +449,9 @@ impl Trainer {
     /// Names the first activation, in the order of a forward pass, that has an infinite element or
     /// NaN, as [`Trace`] does.
     fn first_not_finite(&self, micro: &MicroBatch) -> Result<String> {
+        if self.has_weight_shards() {
+            return Ok("the weights are in shards, so no activation was examined".to_owned());
+        }
         let model = self.model.valid();
         let mut trace = Trace::recording();
         let ready = model.batch(&inputs(micro, &model.device()))?;
@@ -461,7 +490,9 @@ impl Trainer {
         micro_batches: impl IntoIterator<Item = vlm_data::Result<MicroBatch>>,
     ) -> Result<f64> {
         let step = self.steps;
-        let model = self.model.valid();
+        let mut passes = self.validation_passes();
+        let model = passes.as_ref().and_then(Passes::model);
+        let model = model.unwrap_or_else(|| self.model.valid());
         let device = model.device();
         let (mut sum, mut all, mut without) = (0.0, 0, Vec::new());
         for micro in micro_batches {
@@ -472,13 +503,30 @@ impl Trainer {
                 continue;
             }
             let ready = model.batch(&inputs(&micro, &device))?;
-            let mean = model.loss(&ready, &micro.labels)?.try_into_scalar::<f32>();
-            let mean = mean.map_err(|error| VlmTrainError::Device {
-                step,
-                reason: error.to_string(),
-            })?;
-            sum += f64::from(mean) * labelled as f64;
+            let mean = match &mut passes {
+                Some(passes) => {
+                    passes.hears(Some(sees(&micro)))?;
+                    let how = Backward::default();
+                    let labels = &micro.labels;
+                    let mean = passes.run(|walk| model.backward(&ready, labels, how, walk));
+                    mean.map_err(|error| self.walked(error))?
+                }
+                None => {
+                    let mean = model.loss(&ready, &micro.labels)?.try_into_scalar::<f32>();
+                    let mean = mean.map_err(|error| VlmTrainError::Device {
+                        step,
+                        reason: error.to_string(),
+                    })?;
+                    f64::from(mean)
+                }
+            };
+            sum += mean * labelled as f64;
             all += labelled;
+        }
+        if let Some(passes) = &mut passes {
+            while passes.hears(None)? {
+                passes.rest().map_err(|error| self.walked(error))?;
+            }
         }
         if let Some(peers) = &self.peers {
             (sum, all) = peers.add_loss(sum, all)?;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueHint};
 use rope_ascend::safe::CommunicatorOptions;
 use vlm_train::job::{FinetuneConfig, RunRanks};
-use vlm_train::{OptimizerState, TrainedParts};
+use vlm_train::{Sharding, TrainedParts};
 
 use crate::arguments::{above_0, count_in};
 use crate::device::{Device, TokenArgs};
@@ -47,9 +47,19 @@ pub(crate) struct FinetuneArgs {
     #[arg(long, help_heading = "Devices", value_name = "SECONDS", default_value_t = 600, value_parser = count_in(1..=86_400))]
     pub(super) rank_timeout: usize,
 
-    /// Shard the optimizer's state over the devices, for whole models
-    #[arg(long, help_heading = "Devices", conflicts_with = "record_step")]
-    pub(super) shard_optimizer: bool,
+    /// Tensors of which each device keeps a shard
+    #[arg(
+        long,
+        help_heading = "Devices",
+        value_enum,
+        value_name = "TENSORS",
+        default_value_t
+    )]
+    #[arg(default_value_if("shard_optimizer", "true", "optimizer"))]
+    pub(super) shard: Sharding,
+    /// As --shard optimizer
+    #[arg(long, hide = true, conflicts_with = "shard")]
+    shard_optimizer: bool,
 
     /// File of options, in TOML: names without dashes in front, such as micro-tokens = 2048; options
     /// given here win. Each run writes its own, options.toml
@@ -153,14 +163,11 @@ impl FinetuneArgs {
         Ok(args)
     }
 
-    /// The devices of all hosts, and the part of the optimizer's state that each keeps.
+    /// The devices of all hosts, and the shards that each keeps.
     pub(super) fn ranks(&self) -> RunRanks {
         RunRanks {
             all: self.hosts * self.device.len(),
-            optimizer: match self.shard_optimizer {
-                true => OptimizerState::Sharded,
-                false => OptimizerState::Replicated,
-            },
+            sharding: self.shard,
             // A proof writes nothing.
             writes: self.host == 0 && !self.prove_cut,
         }

@@ -40,7 +40,7 @@ use crate::plan::{MemoryPlan, MicroShape};
 use crate::ranks::{Collective, Rank, RankGroup};
 use crate::recipe::{Recipe, TrainedParts};
 use crate::run::{Batches, Checkpoints, Ending, Event, RunOptions, run};
-use crate::shards::OptimizerState;
+use crate::shards::Sharding;
 use crate::trainer::{CutDifference, Trainer};
 
 /// The folder of the adapter, and that of a model that was trained whole.
@@ -104,8 +104,8 @@ impl Watch for Unwatched {}
 pub struct RunRanks {
     /// The devices of all processes.
     pub all: usize,
-    /// The placement of the optimizer's state.
-    pub optimizer: OptimizerState,
+    /// The tensors in shards.
+    pub sharding: Sharding,
     /// True for the process with the first rank, which writes the folder of the run.
     pub writes: bool,
 }
@@ -114,7 +114,7 @@ impl Default for RunRanks {
     fn default() -> Self {
         Self {
             all: 1,
-            optimizer: OptimizerState::Replicated,
+            sharding: Sharding::None,
             writes: true,
         }
     }
@@ -203,14 +203,29 @@ impl Finetune {
     /// The same run on several devices.
     ///
     /// # Errors
-    /// [`VlmTrainError::Options`] if the optimizer's state is sharded over one device.
+    /// [`VlmTrainError::Options`] for shards on one device, or of a run that cannot have them.
     pub fn with_ranks(mut self, ranks: RunRanks) -> Result<Self> {
-        if ranks.all == 1 && ranks.optimizer == OptimizerState::Sharded {
-            return Err(VlmTrainError::Options(
-                "--shard-optimizer divides the optimizer's state among devices; name several with \
-                 --device, or leave it out"
-                    .to_owned(),
-            ));
+        let refused = |text: &str| Err(VlmTrainError::Options(text.to_owned()));
+        if ranks.all == 1 && ranks.sharding > Sharding::None {
+            return refused(
+                "--shard divides tensors among devices; name several with --device, or leave it \
+                 out",
+            );
+        }
+        ranks
+            .sharding
+            .check(&self.options.recipe(&self.trained, MOST_STEPS))?;
+        if ranks.sharding == Sharding::All && self.options.output.samples > 0 {
+            return refused(
+                "--shard all answers no questions, for which a device needs the whole weights; \
+                 leave out --samples, or shard gradients at most",
+            );
+        }
+        if ranks.sharding > Sharding::None && self.options.output.record_step.is_some() {
+            return refused(
+                "--record-step records whole gradients, of which --shard leaves a device its part; \
+                 leave out one of them",
+            );
         }
         self.ranks = ranks;
         Ok(self)
@@ -365,7 +380,10 @@ impl Job {
         watch: &mut dyn Watch,
     ) -> Result<JobEnd> {
         let options = &self.options;
-        let mut trainer = self.trainer(device)?;
+        let in_parts = member.is_some()
+            && self.ranks.sharding == Sharding::All
+            && !options.trained.random_weights;
+        let mut trainer = self.trainer(device, in_parts)?;
         let mut loading = options.loader_options();
         if let (Some(steps), BatchSize::Samples(samples)) = (options.batch.steps, loading.batch) {
             // Threads make no sample ahead that no step takes.
@@ -376,7 +394,10 @@ impl Job {
             (loading.rank, loading.ranks) = (rank.rank(), rank.ranks());
             loading.threads = loading.threads.div_ceil(locals);
             loading.ahead_bytes /= locals;
-            trainer = trainer.with_ranks(rank, sums, self.ranks.optimizer);
+            trainer = trainer.with_ranks(rank, sums, self.ranks.sharding)?;
+            if in_parts {
+                trainer = trainer.with_parts_of(&self.config, &options.folder)?;
+            }
         }
         let out = &options.output;
         if out.resume {
@@ -436,12 +457,19 @@ impl Job {
         match ending {
             Ending::Stopped => Ok(JobEnd::Stopped),
             _ if is_first => self.save(&trainer).map(JobEnd::Saved),
-            _ => Ok(JobEnd::Elsewhere),
+            _ => {
+                if trainer.has_weight_shards() {
+                    trainer.save_result(&out.out, &options.folder)?;
+                }
+                Ok(JobEnd::Elsewhere)
+            }
         }
     }
 
-    fn trainer(&self, device: &Device) -> Result<Trainer> {
-        let trainer = weights::trainer(&self.options, &self.config, self.recipe.clone(), device)?;
+    fn trainer(&self, device: &Device, in_parts: bool) -> Result<Trainer> {
+        let recipe = self.recipe.clone();
+        let placed = (device, in_parts);
+        let trainer = weights::trainer(&self.options, &self.config, recipe, placed)?;
         let Some(folder) = &self.options.loss.reference else {
             return Ok(trainer);
         };
@@ -482,7 +510,7 @@ impl Job {
     /// # Errors
     /// Those of the model, the data and the device.
     pub fn prove_cut(&self, device: &Device) -> Result<(usize, CutDifference)> {
-        let trainer = self.trainer(device)?;
+        let trainer = self.trainer(device, false)?;
         let mut reader = self.data.train.reader();
         let mut samples = Vec::new();
         for record in 0..self.data.train.len().min(self.options.batch.batch) {
@@ -502,7 +530,7 @@ fn plan(
     if options.loss.reference.is_some() {
         plan = plan.with_other_reference();
     }
-    Ok(plan.with_ranks(ranks.all, ranks.optimizer))
+    Ok(plan.with_ranks(ranks.all, ranks.sharding))
 }
 
 /// The identity of the run: a checkpoint of another identity is refused.

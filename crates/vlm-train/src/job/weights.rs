@@ -58,14 +58,15 @@ fn read(folder: &Path) -> io::Result<u64> {
     Ok(hash.value())
 }
 
-/// A trainer of the model, from its adapter if the options name one.
+/// A trainer of the model, from its adapter if the options name one; with stand-ins for weights that
+/// ranks read in parts.
 pub(super) fn trainer(
     options: &FinetuneConfig,
     config: &VlmConfig,
     recipe: Recipe,
-    device: &Device,
+    (device, in_parts): (&Device, bool),
 ) -> Result<Trainer> {
-    let mut model = load(options, config, device)?;
+    let mut model = load(options, config, (device, in_parts))?;
     let Some(folder) = &options.trained.adapter else {
         return Trainer::new(model, recipe);
     };
@@ -76,7 +77,11 @@ pub(super) fn trainer(
 }
 
 /// The model in its precision, on a device that it configures.
-fn load(options: &FinetuneConfig, config: &VlmConfig, device: &Device) -> Result<Vlm> {
+fn load(
+    options: &FinetuneConfig,
+    config: &VlmConfig,
+    (device, in_parts): (&Device, bool),
+) -> Result<Vlm> {
     // Ranks draw one after the other: the host has one generator.
     static DRAWING: Mutex<()> = Mutex::new(());
     let mut device = device.clone();
@@ -89,7 +94,11 @@ fn load(options: &FinetuneConfig, config: &VlmConfig, device: &Device) -> Result
         }
     }
     if !options.trained.random_weights {
-        return Ok(config.load(&options.folder, &device.autodiff())?);
+        let (folder, device) = (&options.folder, device.autodiff());
+        return Ok(match in_parts {
+            true => config.load_stand_ins(folder, &device)?,
+            false => config.load(folder, &device)?,
+        });
     }
     let _alone = DRAWING.lock();
     host.seed(options.optimizer.seed);

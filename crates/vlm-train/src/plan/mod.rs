@@ -26,7 +26,7 @@ use self::model::Model;
 use crate::error::Result;
 use crate::recipe::{Recipe, TrainedParts};
 use crate::record::SAMPLES;
-use crate::shards::{self, OptimizerState};
+use crate::shards::{self, Sharding};
 
 /// The sizes of a micro-batch that determine its memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -124,7 +124,7 @@ pub struct MemoryPlan {
     reference: usize,
     /// Number of devices that sum their gradients.
     ranks: usize,
-    optimizer: OptimizerState,
+    sharding: Sharding,
     recomputes: bool,
     layers: usize,
     blocks: usize,
@@ -200,7 +200,7 @@ impl MemoryPlan {
                 false => 0,
             },
             ranks: 1,
-            optimizer: OptimizerState::Replicated,
+            sharding: Sharding::None,
             recomputes: recipe.recompute,
             layers: config.text.layers,
             blocks: config.vision.as_ref().map_or(0, |vision| vision.depth),
@@ -232,20 +232,20 @@ impl MemoryPlan {
         [trained.clone().sum(), trained.max().unwrap_or(0)]
     }
 
-    /// Sets the number of devices and the placement of the optimizer's state; the plan is per
+    /// Sets the number of devices and the tensors in shards; the plan is per
     /// device.
     #[must_use]
-    pub fn with_ranks(mut self, ranks: usize, optimizer: OptimizerState) -> Self {
-        (self.ranks, self.optimizer) = (ranks.max(1), optimizer);
+    pub fn with_ranks(mut self, ranks: usize, sharding: Sharding) -> Self {
+        (self.ranks, self.sharding) = (ranks.max(1), sharding);
         self
     }
 
     /// Elements with optimizer state on one device.
     fn updated(&self) -> usize {
         let [trained, _] = self.trained();
-        match self.optimizer {
-            OptimizerState::Replicated => trained,
-            OptimizerState::Sharded => shards::part(trained, self.ranks),
+        match self.sharding {
+            Sharding::None => trained,
+            _ => shards::part(trained, self.ranks),
         }
     }
 
@@ -358,16 +358,14 @@ impl MemoryPlan {
         let (values, part) = (trained * of_value, self.updated());
         let (largest, sums) = (largest.min(part), trained * self.types.wide);
         let is_narrow = of_value < self.types.wide;
-        let beside = match (self.ranks, self.optimizer) {
+        let beside = match (self.ranks, self.sharding) {
             // Sums are freed one by one.
             (1, _) if is_narrow => largest * of_value,
             (1, _) => 0,
             // They are views of one tensor until the end.
-            (_, OptimizerState::Replicated) => values,
+            (_, Sharding::None) => values,
             // A shard of them remains, with the values of that shard separate.
-            (_, OptimizerState::Sharded) => {
-                (values + part * (of_value + self.types.wide)).saturating_sub(sums)
-            }
+            (_, _) => (values + part * (of_value + self.types.wide)).saturating_sub(sums),
         };
         if is_narrow && !self.has_masters {
             beside + largest * self.types.wide
@@ -379,9 +377,9 @@ impl MemoryPlan {
     /// The gradients for the other devices are concatenated beside their sums over micro-batches;
     /// with a sharded state, also a shard of those of all devices.
     fn exchange(&self) -> usize {
-        let part = match self.optimizer {
-            OptimizerState::Replicated => 0,
-            OptimizerState::Sharded => self.updated(),
+        let part = match self.sharding {
+            Sharding::None => 0,
+            _ => self.updated(),
         };
         (self.trained()[0] + part) * self.types.wide
     }

@@ -7,6 +7,7 @@ use vlm_models::Parameter;
 
 use super::{Collective, Rank};
 use crate::error::{Result, VlmTrainError};
+use crate::passes::Summed;
 use crate::shards::Shards;
 use crate::sums::GradientSums;
 
@@ -15,7 +16,7 @@ use crate::sums::GradientSums;
 pub(crate) struct Peers {
     pub(crate) rank: Rank,
     pub(crate) collective: Arc<dyn Collective>,
-    /// The shards of the optimizer's state, if it is sharded.
+    /// What is in shards, if anything is.
     pub(crate) shards: Option<Shards>,
 }
 
@@ -69,17 +70,31 @@ impl Peers {
         Ok(all.into_iter().fold([0.0; N], add))
     }
 
-    /// Sums loss and gradients over all ranks with one collective. With a sharded optimizer state,
-    /// it returns this rank's shard of the sums. A parameter with a gradient on one rank gets one
-    /// on all.
+    /// The truths of all ranks, as numbers.
+    pub(crate) fn hear(&self, own: &[bool]) -> Result<Arc<Vec<Vec<u8>>>> {
+        self.rank
+            .exchange(own.iter().map(|truth| u8::from(*truth)).collect())
+    }
+
+    /// Sums loss and gradients over all ranks with one collective, unless the gradients have been
+    /// summed block by block. With shards, it returns this rank's part of the sums. A parameter with
+    /// a gradient on one rank gets one on all.
     pub(crate) fn sum(
         &self,
         loss: f64,
-        gradients: GradientSums,
+        summed: Summed,
         parameters: &[Parameter],
         device: &Device,
     ) -> Result<(f64, GradientSums), NoSum> {
-        let own: Vec<bool> = parameters.iter().map(|p| gradients.has(p.id)).collect();
+        let Summed {
+            gradients,
+            computed,
+        } = summed;
+        let has = |id| match &computed {
+            Some(computed) => computed.contains(&id),
+            None => gradients.has(id),
+        };
+        let own: Vec<bool> = parameters.iter().map(|p| has(p.id)).collect();
         match &self.shards {
             Some(shards) => self.sum_sharded(shards, (loss, &own), gradients, parameters, device),
             None => self.sum_replicated((loss, &own), gradients, parameters, device),
@@ -94,11 +109,22 @@ impl Peers {
         parameters: &[Parameter],
         device: &Device,
     ) -> Result<(f64, GradientSums), NoSum> {
-        let flat = shards.flatten(&mut gradients, device);
-        expect_done(&flat)?;
+        let flat = (!shards.is_by_block()).then(|| shards.flatten(0, &mut gradients, device));
+        if let Some(flat) = &flat {
+            expect_done(flat)?;
+        }
         let (loss, is_present) = self.agree(loss, own).map_err(NoSum::Rank)?;
-        let part = self.collective.reduce_scatter(flat);
-        let mut parts = shards.cut_own(&part.map_err(NoSum::Device)?);
+        let mut parts = match flat {
+            Some(flat) => {
+                let part = self.collective.reduce_scatter(flat);
+                shards.cut_own(0, &part.map_err(NoSum::Device)?)
+            }
+            None => {
+                let ids = parameters.iter().map(|parameter| parameter.id);
+                ids.filter_map(|id| Some((id, gradients.take(id)?)))
+                    .collect()
+            }
+        };
         let mut summed = GradientSums::default();
         let present = parameters.iter().zip(is_present);
         for (parameter, _) in present.filter(|(_, any)| *any) {

@@ -29,7 +29,20 @@ pub trait Collective: fmt::Debug + Send + Sync {
     /// # Errors
     /// A description of the failure.
     fn all_gather(&self, x: Tensor<1>) -> Result<Tensor<1>, String>;
+
+    /// Begins an [`all_gather`](Self::all_gather), which other operations of the device need not
+    /// wait for.
+    ///
+    /// # Errors
+    /// A description of the failure.
+    fn begin_gather(&self, x: Tensor<1>) -> Result<Gathering, String> {
+        let all = self.all_gather(x)?;
+        Ok(Box::new(|| Ok(all)))
+    }
 }
+
+/// Returns the result of a gather that has begun: what is computed from it waits for it.
+pub type Gathering = Box<dyn FnOnce() -> Result<Tensor<1>, String>>;
 
 /// Collectives through host memory, with sums in rank order, for threads of one process on any
 /// device.

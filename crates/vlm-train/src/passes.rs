@@ -1,0 +1,277 @@
+//! The passes of a batch's micro-batches, and between them the collectives of what is in shards.
+//!
+//! Ranks have different micro-batches, some without pictures, and some ranks fewer of them. So that
+//! all run the same collectives in the same order, each round, of one micro-batch per rank, follows
+//! the visits of a pass with everything that a rank's micro-batch has. A rank runs in passing the
+//! collectives of visits that its own pass lacks.
+
+use std::collections::{HashSet, VecDeque};
+
+use burn::module::{Module, ParamId};
+use burn::tensor::{Device, Tensor};
+use vlm_models::{Block, Visit, Vlm, VlmError, Walk, Weights};
+
+use crate::error::Result;
+use crate::ranks::{Gathering, Peers};
+use crate::shards::Shards;
+use crate::sums::GradientSums;
+use crate::trainer::Trainer;
+
+/// The gradients of a batch so far, and the walk that adds to them.
+pub(crate) struct Passes<'a> {
+    sums: GradientSums,
+    /// What ranks do together within a pass.
+    rounds: Option<Rounds<'a>>,
+}
+
+/// The sums of a batch's gradients: with gradients in shards, this rank's parts of all ranks' sums.
+pub(crate) struct Summed {
+    pub(crate) gradients: GradientSums,
+    /// The parameters of which this rank computed gradients, if sums are of all ranks.
+    pub(crate) computed: Option<HashSet<ParamId>>,
+}
+
+struct Rounds<'a> {
+    model: Vlm,
+    shards: &'a Shards,
+    peers: &'a Peers,
+    device: Device,
+    /// For each round to come, true if a rank has pictures.
+    rounds: VecDeque<bool>,
+    /// The rest of the round.
+    visits: VecDeque<Visit>,
+    /// The weights of the next block, on their way.
+    ahead: Option<Vec<(usize, Gathering)>>,
+    /// This rank's gradients of blocks that are not complete.
+    gradients: GradientSums,
+    computed: HashSet<ParamId>,
+}
+
+impl Trainer {
+    /// The passes of a batch, of which `sees` states for each micro-batch if it has pictures. All
+    /// ranks must call this.
+    pub(crate) fn passes(&self, sees: &[bool]) -> Result<Passes<'_>> {
+        let mut passes = Passes {
+            sums: self.empty_sums(),
+            rounds: self.rounds(self.model.clone()),
+        };
+        if let Some(rounds) = &mut passes.rounds {
+            let all = rounds.peers.hear(sees)?;
+            let most = all.iter().map(Vec::len).max().unwrap_or(0);
+            let sees = |round: usize| all.iter().any(|sees| sees.get(round) == Some(&1));
+            rounds.rounds = (0..most).map(sees).collect();
+        }
+        Ok(passes)
+    }
+
+    /// The passes of a validation, each of which [`hears`](Passes::hears) the others before. Only
+    /// if the weights are in shards.
+    pub(crate) fn validation_passes(&self) -> Option<Passes<'_>> {
+        // Its passes complete no gradients.
+        let rounds = self.rounds(self.model.clone().no_grad())?;
+        rounds.shards.has_weights().then(|| Passes {
+            sums: GradientSums::default(),
+            rounds: Some(rounds),
+        })
+    }
+
+    fn rounds(&self, model: Vlm) -> Option<Rounds<'_>> {
+        let (shards, peers) = self.shards()?;
+        shards.is_by_block().then(|| Rounds {
+            device: model.device().inner(),
+            model,
+            shards,
+            peers,
+            rounds: VecDeque::new(),
+            visits: VecDeque::new(),
+            ahead: None,
+            gradients: GradientSums::default(),
+            computed: HashSet::new(),
+        })
+    }
+}
+
+impl Passes<'_> {
+    /// Runs the next pass.
+    pub(crate) fn run<T>(
+        &mut self,
+        pass: impl FnOnce(&mut dyn Walk) -> vlm_models::Result<T>,
+    ) -> vlm_models::Result<T> {
+        if let Some(rounds) = &mut self.rounds {
+            rounds.begin();
+        }
+        let done = pass(self)?;
+        if let Some(rounds) = &mut self.rounds {
+            rounds.end(&mut self.sums)?;
+        }
+        Ok(done)
+    }
+
+    /// Runs what other ranks need of this one after its last pass.
+    pub(crate) fn finish(mut self) -> vlm_models::Result<Summed> {
+        let mut computed = None;
+        if let Some(mut rounds) = self.rounds {
+            while !rounds.rounds.is_empty() {
+                rounds.begin();
+                rounds.end(&mut self.sums)?;
+            }
+            computed = Some(rounds.computed);
+        }
+        Ok(Summed {
+            gradients: self.sums,
+            computed,
+        })
+    }
+
+    /// Prepares a round for a micro-batch with or without pictures, or for none. False if no rank
+    /// has one.
+    pub(crate) fn hears(&mut self, sees: Option<bool>) -> Result<bool> {
+        let Some(rounds) = &mut self.rounds else {
+            return Ok(false);
+        };
+        let own: Vec<bool> = sees.into_iter().collect();
+        let all = rounds.peers.hear(&own)?;
+        let has = all.iter().any(|sees| !sees.is_empty());
+        let sees = all.iter().flatten().any(|sees| *sees == 1);
+        rounds.rounds = has.then_some(sees).into_iter().collect();
+        Ok(has)
+    }
+
+    /// Runs the passes of other ranks in the round that was prepared.
+    pub(crate) fn rest(&mut self) -> vlm_models::Result<()> {
+        self.run(|_| Ok(()))
+    }
+
+    /// The model, without its weights.
+    pub(crate) fn model(&self) -> Option<Vlm> {
+        self.rounds.as_ref().map(|rounds| rounds.model.clone())
+    }
+}
+
+impl Walk for Passes<'_> {
+    fn add(&mut self, id: ParamId, gradient: Tensor<1>) {
+        match &mut self.rounds {
+            Some(rounds) => {
+                rounds.computed.insert(id);
+                rounds.gradients.add(id, gradient);
+            }
+            None => self.sums.add(id, gradient),
+        }
+    }
+
+    fn complete(&mut self, block: Block) -> vlm_models::Result<()> {
+        match &mut self.rounds {
+            Some(rounds) if rounds.is_due(Visit::Complete(block)) => {
+                rounds.reach(Visit::Complete(block), &mut self.sums)?;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn provides(&self) -> bool {
+        let rounds = self.rounds.as_ref();
+        rounds.is_some_and(|rounds| rounds.shards.has_weights())
+    }
+
+    fn enter(&mut self, block: Block) -> vlm_models::Result<Weights> {
+        match &mut self.rounds {
+            Some(rounds) => rounds.reach(Visit::Enter(block), &mut self.sums),
+            None => Ok(Weights::new()),
+        }
+    }
+}
+
+impl Rounds<'_> {
+    fn begin(&mut self) {
+        let sees = self.rounds.pop_front().unwrap_or(false);
+        let visits = self.model.visits(sees).into_iter();
+        self.visits = visits.filter(|visit| self.is_due(*visit)).collect();
+    }
+
+    /// True if ranks do something together at a visit.
+    fn is_due(&self, visit: Visit) -> bool {
+        match visit {
+            Visit::Enter(_) => self.shards.has_weights(),
+            Visit::Complete(block) => self.trained_flats(block).next().is_some(),
+        }
+    }
+
+    /// The flats of a block whose gradients are summed.
+    fn trained_flats(&self, block: Block) -> impl Iterator<Item = usize> {
+        let flats = self.shards.of_block(block);
+        flats.filter(|flat| self.shards.is_trained(*flat))
+    }
+
+    /// Runs the visits up to and with this one, and returns its weights.
+    fn reach(&mut self, visit: Visit, sums: &mut GradientSums) -> vlm_models::Result<Weights> {
+        while let Some(next) = self.visits.pop_front() {
+            let weights = self.visit(next, sums)?;
+            if next == visit {
+                return Ok(weights);
+            }
+        }
+        let text = format!("{visit:?} is not among the visits of the pass");
+        Err(VlmError::Walk(text))
+    }
+
+    /// Runs the visits that this rank's pass did not reach.
+    fn end(&mut self, sums: &mut GradientSums) -> vlm_models::Result<()> {
+        while let Some(next) = self.visits.pop_front() {
+            self.visit(next, sums)?;
+        }
+        Ok(())
+    }
+
+    fn visit(&mut self, visit: Visit, sums: &mut GradientSums) -> vlm_models::Result<Weights> {
+        match visit {
+            Visit::Enter(block) => self.gather(block),
+            Visit::Complete(block) => {
+                self.scatter(block, sums)?;
+                Ok(Weights::new())
+            }
+        }
+    }
+
+    /// Returns the weights of a block, and lets those of the next follow meanwhile.
+    fn gather(&mut self, block: Block) -> vlm_models::Result<Weights> {
+        let gathered = match self.ahead.take() {
+            Some(ahead) => ahead,
+            None => self.begin_gather(block)?,
+        };
+        let mut weights = Weights::new();
+        for (flat, gathering) in gathered {
+            let all = gathering().map_err(VlmError::Walk)?;
+            weights.extend(self.shards.cut_all(flat, &all));
+        }
+        let next = self.visits.iter().find_map(|visit| match visit {
+            Visit::Enter(block) => Some(*block),
+            Visit::Complete(_) => None,
+        });
+        self.ahead = next.map(|next| self.begin_gather(next)).transpose()?;
+        Ok(weights)
+    }
+
+    fn begin_gather(&self, block: Block) -> vlm_models::Result<Vec<(usize, Gathering)>> {
+        let begin = |flat| {
+            let part = self.shards.weights(flat)?;
+            let gathering = self.peers.collective.begin_gather(part);
+            Some(gathering.map(|gathering| (flat, gathering)))
+        };
+        let flats = self.shards.of_block(block).filter_map(begin);
+        flats.collect::<Result<_, _>>().map_err(VlmError::Walk)
+    }
+
+    /// Sums the gradients of a block over all ranks, and adds this rank's parts.
+    fn scatter(&mut self, block: Block, sums: &mut GradientSums) -> vlm_models::Result<()> {
+        for flat in self.trained_flats(block).collect::<Vec<_>>() {
+            let own = self.shards.flatten(flat, &mut self.gradients, &self.device);
+            let part = self.peers.collective.reduce_scatter(own);
+            let part = part.map_err(VlmError::Walk)?;
+            for (id, part) in self.shards.cut_own(flat, &part) {
+                sums.add(id, part);
+            }
+        }
+        Ok(())
+    }
+}
