@@ -159,6 +159,7 @@ pub(super) const EXPLAINED: &[Explained] = &[
     ),
     stricter(
         &[
+            "aclnnAddmm",
             "aclnnBatchMatMul",
             "aclnnCast",
             "aclnnCat",
@@ -173,6 +174,7 @@ pub(super) const EXPLAINED: &[Explained] = &[
     ),
     stricter(
         &[
+            "aclnnAddmm",
             "aclnnArgMax",
             "aclnnCumsum",
             "aclnnErf",
@@ -200,7 +202,11 @@ pub(super) const EXPLAINED: &[Explained] = &[
         "approximate is",
         "an approximation other than 0 and 1, which the document excludes",
     ),
-    stricter(&["aclnnBatchMatMul", "aclnnMm"], "cubeMathType is", CUBE),
+    stricter(
+        &["aclnnAddmm", "aclnnBatchMatMul", "aclnnMm"],
+        "cubeMathType is",
+        CUBE,
+    ),
     stricter(
         &["aclnnInplaceScatter"],
         "reduce is",

@@ -254,6 +254,39 @@ fn joined_ranks_receive_parts_of_sums_and_the_tensors_of_all() {
     }
 }
 
+/// A gather that has begun is queued before what the device computes beside it, and the device waits
+/// for it after that.
+#[test]
+fn a_device_computes_beside_a_gather_that_has_begun() {
+    let host = Host::new(1);
+    let npus = host.npus();
+    let ranks = Ranks {
+        npus: &npus,
+        first: 0,
+        all: 1,
+    };
+    ranks.join(&npus[0].root_info().unwrap()).unwrap();
+    let device = host.devices()[0].clone();
+    let x = Tensor::<1>::from_data([1.0_f32, 2.0, 3.0], &device);
+    control::clear_calls();
+    let begun = ranks.begin_all_gather(x.clone()).unwrap();
+    let beside = values(x.clone() + x).unwrap();
+    let gathered = values(begun.wait()).unwrap();
+    assert_eq!(
+        (beside, gathered),
+        (vec![2.0, 4.0, 6.0], vec![1.0, 2.0, 3.0])
+    );
+    let calls: Vec<_> = control::calls().iter().map(|call| call.function).collect();
+    let after = |start: usize, name: &str| {
+        let place = calls[start..].iter().position(|call| *call == name);
+        start + place.unwrap_or_else(|| panic!("no {name} after {start}: {calls:?}"))
+    };
+    let gather = after(0, "HcclAllGather");
+    let sum = after(gather, "aclnnAdd");
+    assert!(!calls[gather..sum].contains(&"aclrtStreamWaitEvent"));
+    after(sum, "aclrtStreamWaitEvent");
+}
+
 /// The gradients of two parameters, over several steps: as burn's workers, each on a thread, with
 /// the barrier between steps that its worker loop lacks (a fast worker would begin the next backward
 /// while the sums of a slow one are due, and both would wait for ever).

@@ -127,15 +127,32 @@ fn two_npus_of_a_process_and_two_processes_learn_what_one_learns() {
     let found = apart(&expected, &numbers(&both));
     assert!(found <= 1e-6, "{found:.1e}");
 
-    // Two operations a step, which send as much, and one for each of the moments at a checkpoint.
-    let sharded = folder("several-sharded");
-    let options = format!("{options} --shard-optimizer");
-    let said = done(&command(&sharded, &options).output().expect("starts"));
-    let traffic =
-        "took part in 12 collective operations on 768 KiB in all, and sent at least 384 KiB";
-    assert!(said.contains(traffic), "{said}");
-    let found = apart(&expected, &numbers(&sharded));
-    assert!(found <= 1e-6, "{found:.1e}");
+    for (sharding, traffic) in [
+        // Two operations a step, which send as much, and one for each of the moments at a
+        // checkpoint.
+        (
+            "--shard-optimizer",
+            "12 collective operations on 768 KiB in all, and sent at least 384 KiB",
+        ),
+        // The same elements, block by block.
+        (
+            "--shard gradients",
+            "24 collective operations on 768 KiB in all, and sent at least 384 KiB",
+        ),
+        // And the weights, of the frozen model too: twice a step, adapters at a checkpoint and at
+        // the end.
+        (
+            "--shard all",
+            "74 collective operations on 6.40 MiB in all, and sent at least 3.20 MiB",
+        ),
+    ] {
+        let sharded = folder("several-sharded");
+        let options = format!("{options} {sharding}");
+        let said = done(&command(&sharded, &options).output().expect("starts"));
+        assert!(said.contains(traffic), "{sharding}: {said}");
+        let found = apart(&expected, &numbers(&sharded));
+        assert!(found <= 1e-6, "{sharding}: {found:.1e}");
+    }
 
     let out = folder("several-hosts");
     let (token, port) = (token("several-hosts"), free_address().port());
@@ -333,20 +350,14 @@ fn twenty_steps_of_up_to_eight_npus_learn_what_one_learns() {
         let mut one = command(&alone, &format!("{options} --device ascend-sim"));
         done(&one.output().expect("starts"));
         let expected = numbers(&alone);
-        let sharding = "--shard-optimizer";
-        for (npus, sharding, times) in [
-            (2, "", 1),
-            (4, "", 2),
-            (8, "", 1),
-            (2, sharding, 1),
-            (4, sharding, 2),
-            (8, sharding, 1),
-        ] {
+        let shardings = ["none", "optimizer", "gradients", "all"];
+        let runs = shardings.map(|sharding| [(2, sharding, 1), (4, sharding, 2), (8, sharding, 1)]);
+        for (npus, sharding, times) in runs.into_iter().flatten() {
             let devices = (0..npus).map(|npu| format!(" --device ascend-sim:{npu}"));
             let devices: String = devices.collect();
             let logs = (0..times).map(|again| {
                 let out = folder(&format!("several-deep-{again}"));
-                let options = format!("{options}{devices} {sharding}");
+                let options = format!("{options}{devices} --shard {sharding}");
                 let said = done(&command(&out, &options).output().expect("starts"));
                 let traffic = said.lines().find(|line| line.contains("took part"));
                 println!("{}", traffic.unwrap_or_default());
@@ -364,10 +375,10 @@ fn twenty_steps_of_up_to_eight_npus_learn_what_one_learns() {
                 &logs[0].0,
             );
         }
-        for sharding in ["", sharding] {
+        for sharding in shardings {
             let out = folder("several-deep-hosts");
             let children = hosts("several-deep-hosts").map(|host| {
-                let options = format!("{options} {host} --device ascend-sim:1 {sharding}");
+                let options = format!("{options} {host} --device ascend-sim:1 --shard {sharding}");
                 command(&out, &options).spawn().expect("starts")
             });
             let _said = children.map(|child| done(&end(child)));

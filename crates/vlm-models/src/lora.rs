@@ -120,11 +120,11 @@ impl Vlm {
         });
     }
 
-    /// The part and the number of elements of each weight, in the order of the module. It does not
+    /// The block and the number of elements of each weight, in the order of the module. It does not
     /// initialise lazy weights.
-    pub fn weight_sizes(&self) -> Vec<(ModelPart, usize)> {
+    pub fn weight_sizes(&self) -> Vec<(Block, usize)> {
         let weights = self.weights().into_iter();
-        let size = |weight: Weight| (ModelPart::of(&weight.path), weight.elements);
+        let size = |weight: Weight| (Block::of(&weight.path), weight.elements);
         weights.map(size).collect()
     }
 

@@ -33,7 +33,7 @@ pub enum Block {
 
 impl Block {
     /// The block of a parameter, by its name in the module.
-    pub(crate) fn of(path: &str) -> Self {
+    pub fn of(path: &str) -> Self {
         let index = |list: &str| {
             let (index, _) = path.strip_prefix(list)?.split_once('.')?;
             index.parse().ok()

@@ -65,7 +65,7 @@ pub use folder::RunFolder;
 pub use pairs::PreferenceReport;
 pub use plan::{MemoryPlan, MicroShape, StepMemory};
 pub use preference::{Preference, PreferenceLoss};
-pub use ranks::{Collective, Gathering, HostSums, Rank, RankGroup, Rendezvous, RendezvousError};
+pub use ranks::{Begun, Collective, HostSums, Rank, RankGroup, Rendezvous, RendezvousError};
 pub use recipe::{LossRule, Rates, Recipe, TrainedParts};
 pub use record::{RecordHeader, StepRecord};
 pub use run::{Batches, Checkpoints, Ending, Event, RunOptions, run};

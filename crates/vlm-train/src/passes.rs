@@ -12,7 +12,7 @@ use burn::tensor::{Device, Tensor};
 use vlm_models::{Block, Visit, Vlm, VlmError, Walk, Weights};
 
 use crate::error::Result;
-use crate::ranks::{Gathering, Peers};
+use crate::ranks::{Begun, Peers};
 use crate::shards::Shards;
 use crate::sums::GradientSums;
 use crate::trainer::Trainer;
@@ -40,8 +40,10 @@ struct Rounds<'a> {
     rounds: VecDeque<bool>,
     /// The rest of the round.
     visits: VecDeque<Visit>,
-    /// The weights of the next block, on their way.
-    ahead: Option<Vec<(usize, Gathering)>>,
+    /// The weights of the next block, on their way, by flat.
+    ahead: Option<Vec<(usize, Begun)>>,
+    /// The sums of a block's gradients, on their way, by flat.
+    behind: Vec<(usize, Begun)>,
     /// This rank's gradients of blocks that are not complete.
     gradients: GradientSums,
     computed: HashSet<ParamId>,
@@ -77,6 +79,9 @@ impl Trainer {
 
     fn rounds(&self, model: Vlm) -> Option<Rounds<'_>> {
         let (shards, peers) = self.shards()?;
+        let mut gradients = GradientSums::default();
+        // Converted when a block has dropped its weights.
+        gradients.keeps_types = usize::MAX;
         shards.is_by_block().then(|| Rounds {
             device: model.device().inner(),
             model,
@@ -85,7 +90,8 @@ impl Trainer {
             rounds: VecDeque::new(),
             visits: VecDeque::new(),
             ahead: None,
-            gradients: GradientSums::default(),
+            behind: Vec::new(),
+            gradients,
             computed: HashSet::new(),
         })
     }
@@ -220,7 +226,7 @@ impl Rounds<'_> {
         while let Some(next) = self.visits.pop_front() {
             self.visit(next, sums)?;
         }
-        Ok(())
+        self.add_sums(sums)
     }
 
     fn visit(&mut self, visit: Visit, sums: &mut GradientSums) -> vlm_models::Result<Weights> {
@@ -241,7 +247,7 @@ impl Rounds<'_> {
         };
         let mut weights = Weights::new();
         for (flat, gathering) in gathered {
-            let all = gathering().map_err(VlmError::Walk)?;
+            let all = gathering.wait().map_err(VlmError::Walk)?;
             weights.extend(self.shards.cut_all(flat, &all));
         }
         let next = self.visits.iter().find_map(|visit| match visit {
@@ -252,7 +258,7 @@ impl Rounds<'_> {
         Ok(weights)
     }
 
-    fn begin_gather(&self, block: Block) -> vlm_models::Result<Vec<(usize, Gathering)>> {
+    fn begin_gather(&self, block: Block) -> vlm_models::Result<Vec<(usize, Begun)>> {
         let begin = |flat| {
             let part = self.shards.weights(flat)?;
             let gathering = self.peers.collective.begin_gather(part);
@@ -262,12 +268,25 @@ impl Rounds<'_> {
         flats.collect::<Result<_, _>>().map_err(VlmError::Walk)
     }
 
-    /// Sums the gradients of a block over all ranks, and adds this rank's parts.
+    /// Begins to sum the gradients of a block over all ranks, and adds this rank's parts of those of
+    /// the block before.
     fn scatter(&mut self, block: Block, sums: &mut GradientSums) -> vlm_models::Result<()> {
+        self.add_sums(sums)?;
         for flat in self.trained_flats(block).collect::<Vec<_>>() {
             let own = self.shards.flatten(flat, &mut self.gradients, &self.device);
-            let part = self.peers.collective.reduce_scatter(own);
-            let part = part.map_err(VlmError::Walk)?;
+            let begun = self.peers.collective.begin_scatter(own);
+            self.behind.push((flat, begun.map_err(VlmError::Walk)?));
+        }
+        match block {
+            // Those of a vocabulary are the largest, and are not kept beside those of layers.
+            Block::Words | Block::Head => self.add_sums(sums),
+            _ => Ok(()),
+        }
+    }
+
+    fn add_sums(&mut self, sums: &mut GradientSums) -> vlm_models::Result<()> {
+        for (flat, begun) in std::mem::take(&mut self.behind) {
+            let part = begun.wait().map_err(VlmError::Walk)?;
             for (id, part) in self.shards.cut_own(flat, &part) {
                 sums.add(id, part);
             }

@@ -20,7 +20,7 @@ use crate::error::{Result, VlmTrainError};
 use crate::optimizer::Step;
 use crate::ranks::{NoSum, Peers, expect_done};
 use crate::recipe::Recipe;
-use crate::sums::GradientSums;
+use crate::sums::{GradientSums, joined};
 use crate::trainer::Trainer;
 
 /// With this alignment, a parameter that is a view of the whole is as aligned on a device as
@@ -146,7 +146,9 @@ impl Shards {
         for piece in pieces {
             let joins = |flat: &&mut Flat| {
                 let is_like = sharding < Sharding::All || flat.dtype == piece.dtype;
-                flat.block == piece.block && flat.is_trained == piece.is_trained && is_like
+                let is_near = flat.block == piece.block && flat.is_trained == piece.is_trained;
+                // Alone, the head's gradient is its flat, without a copy.
+                is_near && is_like && flat.block != Some(Block::Head)
             };
             let flat = match flats.iter_mut().find(joins) {
                 Some(flat) => flat,
@@ -335,7 +337,7 @@ fn laid(
     if elements > end {
         laid.push(zeros(elements - end));
     }
-    Tensor::cat(laid, 0)
+    joined(laid)
 }
 
 /// Whole tensors, of which each rank may have a part. They are gathered a flat at a time when they

@@ -12,8 +12,8 @@ pub(crate) struct GradientSums {
     sums: HashMap<ParamId, Tensor<1>>,
     /// Those that are computed together, in this order.
     order: Vec<ParamId>,
-    /// True to leave the conversion of small gradients to [`join`](Self::join).
-    pub(crate) will_join: bool,
+    /// Elements up to which a gradient keeps its type until another is added.
+    pub(crate) keeps_types: usize,
     /// Parameters whose gradients are on other ranks.
     elsewhere: HashSet<ParamId>,
 }
@@ -61,7 +61,7 @@ impl GradientSums {
     pub(crate) fn add(&mut self, id: ParamId, gradient: Tensor<1>) {
         let sum = match self.sums.remove(&id) {
             Some(earlier) => widened(earlier) + widened(gradient),
-            None if self.will_join && gradient.dims()[0] <= SMALL => gradient,
+            None if gradient.dims()[0] <= self.keeps_types => gradient,
             None => widened(gradient),
         };
         self.sums.insert(id, sum);

@@ -19,7 +19,7 @@ use crate::passes::Passes;
 use crate::ranks::Peers;
 use crate::recipe::{LossRule, Recipe, TrainedParts};
 use crate::record::Recording;
-use crate::sums::GradientSums;
+use crate::sums::{GradientSums, SMALL};
 
 /// Steps between measurements of the share of updates without effect.
 const WATCHED_EVERY: usize = 100;
@@ -325,7 +325,9 @@ impl Trainer {
     /// Sums for the gradients of a batch's micro-batches.
     pub(crate) fn empty_sums(&self) -> GradientSums {
         let mut gradients = GradientSums::default();
-        gradients.will_join = self.joins() && self.peers.is_none();
+        if self.joins() && self.peers.is_none() {
+            gradients.keeps_types = SMALL;
+        }
         gradients
     }
 
@@ -339,7 +341,7 @@ impl Trainer {
         let mut summed = passes.finish().map_err(|error| self.walked(error))?;
         let gradients = &mut summed.gradients;
         let ids = || self.parameters.iter().map(|parameter| parameter.id);
-        if gradients.will_join {
+        if gradients.keeps_types > 0 {
             gradients.join(ids());
         }
         if let Some(scale) = self.loss_scale.filter(|scale| scale.factor != 1.0) {

@@ -4,8 +4,8 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use burn::module::{Module, ModuleVisitor, Param};
@@ -13,9 +13,9 @@ use burn::tensor::{DType, Device, Tensor};
 use vlm_data::{DataPosition, GlobalBatch, MicroBatch, VlmDataError};
 use vlm_models::VlmConfig;
 use vlm_train::{
-    Batches, Checkpoints, Collective, Ending, Event, HostSums, Rank, RankGroup, Recipe, Rendezvous,
-    RendezvousError, RunFolder, RunOptions, Sharding, StepReport, TrainedParts, Trainer,
-    VlmTrainError, run,
+    Batches, Begun, Checkpoints, Collective, Ending, Event, HostSums, Rank, RankGroup, Recipe,
+    Rendezvous, RendezvousError, RunFolder, RunOptions, Sharding, StepReport, TrainedParts,
+    Trainer, VlmTrainError, run,
 };
 
 use crate::common::ended::expect_ended;
@@ -119,12 +119,12 @@ impl Collective for Deadly {
         self.0.all_reduce(x)
     }
 
-    fn reduce_scatter(&self, x: Tensor<1>) -> Result<Tensor<1>, String> {
-        self.0.reduce_scatter(x)
+    fn begin_scatter(&self, x: Tensor<1>) -> Result<Begun, String> {
+        self.0.begin_scatter(x)
     }
 
-    fn all_gather(&self, x: Tensor<1>) -> Result<Tensor<1>, String> {
-        self.0.all_gather(x)
+    fn begin_gather(&self, x: Tensor<1>) -> Result<Begun, String> {
+        self.0.begin_gather(x)
     }
 }
 
@@ -442,6 +442,91 @@ fn shards_take_the_steps_of_replicas() {
             }
             assert!(expected.1 == found.1, "{case}, {state:?}: the checkpoint");
             assert!(expected.2 == found.2, "{case}, {state:?}: the result");
+        }
+    }
+}
+
+/// Counts the elements that all ranks together receive of a collective, and lists when gathers
+/// begin and are waited for, by number.
+#[derive(Debug)]
+struct Counted(HostSums, Arc<[AtomicUsize; 2]>, Gathers);
+
+type Gathers = Arc<Mutex<Vec<(&'static str, usize)>>>;
+
+impl Collective for Counted {
+    fn all_reduce(&self, x: Tensor<1>) -> Result<Tensor<1>, String> {
+        self.0.all_reduce(x)
+    }
+
+    fn begin_scatter(&self, x: Tensor<1>) -> Result<Begun, String> {
+        self.1[0].fetch_add(x.dims()[0], Ordering::Relaxed);
+        self.0.begin_scatter(x)
+    }
+
+    fn begin_gather(&self, x: Tensor<1>) -> Result<Begun, String> {
+        self.1[1].fetch_add(x.dims()[0] * self.0.0.ranks(), Ordering::Relaxed);
+        let list = self.2.clone();
+        let number = list
+            .lock()
+            .unwrap()
+            .iter()
+            .filter(|(name, _)| *name == "begins")
+            .count();
+        list.lock().unwrap().push(("begins", number));
+        let begun = self.0.begin_gather(x)?;
+        Ok(Begun::new(move || {
+            list.lock().unwrap().push(("waits", number));
+            begun.wait()
+        }))
+    }
+}
+
+/// A step of one micro-batch gathers the weights at most twice and sums their gradients once, but
+/// for the alignment of parts. While a block computes, the next one is gathered, and no other.
+#[test]
+fn a_step_gathers_twice_and_scatters_once() {
+    for (family, trained, most) in [
+        (FAMILY, whole(), [1.0, 2.0]),
+        (OTHER_FAMILY, whole(), [1.0, 2.0]),
+        (FAMILY, lora(), [0.2, 2.0]),
+    ] {
+        let counts: Arc<[AtomicUsize; 2]> = Arc::default();
+        let counting = counts.clone();
+        let trained = trained.clone();
+        let elements = RankGroup::of_process(2, SECONDS).run(move |rank| {
+            let (config, model) = load(family);
+            let sizes = model.all_parameters().into_iter();
+            let elements: usize = sizes.map(|(parameter, _)| parameter.elements()).sum();
+            let trainer = Trainer::new(model, short(trained.clone(), 2));
+            let gathers = Gathers::default();
+            let sums = Counted(HostSums(rank.clone()), counting.clone(), gathers.clone());
+            let sums = Arc::new(sums);
+            let trainer = trainer.and_then(|t| t.with_ranks(rank.clone(), sums, Sharding::All));
+            let mut trainer = trainer.map_err(|error| error.to_string())?;
+            let batch = [packed(vec![sample(rank.rank(), &config)])];
+            let done = trainer.step(&batch).map_err(|error| error.to_string());
+            // The blocks of whole models have one type each, and so one gather.
+            if matches!(trained, TrainedParts::Full(_)) {
+                let list = gathers.lock().unwrap().clone();
+                let all = list.len() / 2;
+                let mut expected = vec![("begins", 0)];
+                for number in 0..all {
+                    expected.push(("waits", number));
+                    expected.extend((number + 1 < all).then_some(("begins", number + 1)));
+                }
+                assert_eq!(list, expected);
+                assert!(all > 10, "{all}");
+            }
+            done.map(|_| elements)
+        });
+        let elements = elements.unwrap()[0] as f64;
+        let ratios = [0, 1].map(|which| {
+            let counted = counts[which].load(Ordering::Relaxed) as f64 / 2.0;
+            counted / elements
+        });
+        println!("{family}: {ratios:.3?}");
+        for (ratio, most) in ratios.into_iter().zip(most) {
+            assert!(ratio > 0.02 && ratio <= most * 1.02, "{family}: {ratios:?}");
         }
     }
 }

@@ -25,6 +25,7 @@ use crate::npu::AscendDevice;
 use crate::ops::movement;
 use crate::tensor::AscendTensor;
 
+pub use parts::Begun;
 pub(crate) use parts::register;
 
 /// The time limit of a device waiting for the root info of another in its process.
@@ -54,9 +55,9 @@ pub(crate) struct Memberships(Mutex<Vec<Membership>>);
 struct Membership {
     /// Its devices in this process, in the order of their numbers.
     local: Vec<AscendDevice>,
-    /// Queued operations with their tensors. Declared before the communicator, so that they are
-    /// dropped first.
-    pending: Vec<Box<dyn Any + Send>>,
+    /// Queued operations with their tensors, by the address of the result. Declared before the
+    /// communicator, so that they are dropped first.
+    pending: Vec<(u64, Box<dyn Any + Send>)>,
     communicator: Communicator,
 }
 
@@ -76,6 +77,16 @@ impl Memberships {
     pub(crate) fn finish(&self) {
         for membership in lock(&self.0).iter_mut() {
             membership.pending.clear();
+        }
+    }
+
+    /// Makes the device's stream wait for the operation with this result.
+    fn finish_of(&self, result: &AscendTensor) {
+        let Ok(address) = result.address() else {
+            return;
+        };
+        for membership in lock(&self.0).iter_mut() {
+            membership.pending.retain(|(other, _)| *other != address);
         }
     }
 
@@ -341,8 +352,9 @@ impl Membership {
                 .all_gather(from, to, dtype)
                 .map(|pending| Box::new(pending) as _),
         };
-        self.pending
-            .push(queued.map_err(|error| execution(&error))?);
+        let address = result.address()?;
+        let queued = queued.map_err(|error| execution(&error))?;
+        self.pending.push((address, queued));
         Ok(result)
     }
 }

@@ -16,14 +16,15 @@ use crate::Ascend;
 use crate::npu::AscendDevice;
 use crate::tensor::AscendTensor;
 
-/// The operation's name for clients and servers.
+/// The operations' names for clients and servers.
 const ID: &str = "ascend.parts";
+const AWAIT: &str = "ascend.await";
 /// The limit on NPUs of a process.
 const MOST_LOCAL: usize = 1024;
 const MOST_RANKS: usize = u32::MAX as usize;
 const OPERATIONS: [Operation; 2] = [Operation::ReduceScatter, Operation::AllGather];
 
-/// An operation of the joined ranks of this and other processes.
+/// An operation of the joined ranks of this and other processes, which [`Await`] waits for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Parts {
     operation: Operation,
@@ -31,8 +32,23 @@ struct Parts {
     ranks: usize,
 }
 
-impl WireOp for Parts {
+/// Makes the device's stream wait for an operation, given its result.
+#[derive(Clone, Copy, Debug)]
+struct Await;
+
+impl WireOp for Await {
     const VERSION: u64 = 1;
+    type Error = OpError;
+
+    fn write(&self, _numbers: &mut Writer) {}
+
+    fn read(_numbers: &mut Reader<'_>) -> Result<Self, OpError> {
+        Ok(Self)
+    }
+}
+
+impl WireOp for Parts {
+    const VERSION: u64 = 2;
     type Error = OpError;
 
     fn write(&self, numbers: &mut Writer) {
@@ -70,6 +86,8 @@ impl WireOp for Parts {
 trait PartsOps: Backend {
     /// The result of an operation, flat.
     fn parts(x: FloatTensor<Self>, op: Parts) -> FloatTensor<Self>;
+    /// The result of an operation that the device's stream did not wait for.
+    fn awaited(x: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
 impl PartsOps for Remote {
@@ -79,12 +97,25 @@ impl PartsOps for Remote {
         let [result] = send(ID, &op, vec![x], [output]);
         result
     }
+
+    fn awaited(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        let output = (x.shape(), x.dtype());
+        let [result] = send(AWAIT, &Await, vec![x], [output]);
+        result
+    }
 }
 
 /// Lets the sessions of this process's NPUs run the operation.
 pub(crate) fn register(operations: &mut CustomOpRegistry<Ascend>) {
     let check = |op: &Parts, [x]: &[AscendTensor; 1]| op.check(x);
     handle(operations, ID, check, |op: Parts, [x]| [op.run(x)]);
+    let any = |_: &Await, _: &[AscendTensor; 1]| Ok(());
+    handle(operations, AWAIT, any, |_: Await, [x]| {
+        if let Some(context) = x.device().opened() {
+            context.cache::<Memberships>().finish_of(&x);
+        }
+        [x]
+    });
 }
 
 impl Parts {
@@ -117,16 +148,24 @@ impl Parts {
     fn run(&self, x: AscendTensor) -> AscendTensor {
         let (device, dtype) = (x.device(), x.dtype());
         let shape = Shape::from([self.operation.elements(x.len(), self.ranks)]);
-        let result = queue(self.operation, x, &self.local).unwrap_or_else(|error| {
+        queue(self.operation, x, &self.local).unwrap_or_else(|error| {
             if let Some(context) = device.opened() {
                 context.failed(&error);
             }
             AscendTensor::failed(&device, shape, dtype, error)
-        });
-        if let Some(context) = device.opened() {
-            context.cache::<Memberships>().finish();
-        }
-        result
+        })
+    }
+}
+
+/// The result of an operation that has begun, beside which the device computes.
+#[derive(Debug)]
+#[must_use = "the other ranks wait for nothing, but the result is lost"]
+pub struct Begun(Tensor<1>);
+
+impl Begun {
+    /// Returns the result: what is computed from it waits for the operation.
+    pub fn wait(self) -> Tensor<1> {
+        Tensor::from_dispatch(Dispatch::awaited(self.0.into_dispatch()))
     }
 }
 
@@ -142,6 +181,14 @@ impl Ranks<'_> {
     /// [`AscendError::InvalidArgument`] if the ranks have not [`join`](Self::join)ed, or the tensor
     /// is on another device or cannot be divided.
     pub fn reduce_scatter(&self, x: Tensor<1>) -> Result<Tensor<1>> {
+        Ok(self.begin_reduce_scatter(x)?.wait())
+    }
+
+    /// Begins a [`reduce_scatter`](Self::reduce_scatter).
+    ///
+    /// # Errors
+    /// Those of [`reduce_scatter`](Self::reduce_scatter).
+    pub fn begin_reduce_scatter(&self, x: Tensor<1>) -> Result<Begun> {
         let [elements] = x.dims();
         if !elements.is_multiple_of(self.all.max(1) as usize) {
             return Err(AscendError::InvalidArgument {
@@ -151,7 +198,7 @@ impl Ranks<'_> {
                 found: elements.to_string(),
             });
         }
-        self.parts("reduce-scatter", Operation::ReduceScatter, x)
+        self.begin("reduce-scatter", Operation::ReduceScatter, x)
     }
 
     /// Concatenates the tensors of all joined ranks in rank order. They must have equal length and
@@ -161,10 +208,18 @@ impl Ranks<'_> {
     /// [`AscendError::InvalidArgument`] if the ranks have not joined, or the tensor is on another
     /// device.
     pub fn all_gather(&self, x: Tensor<1>) -> Result<Tensor<1>> {
-        self.parts("all-gather", Operation::AllGather, x)
+        Ok(self.begin_all_gather(x)?.wait())
     }
 
-    fn parts(&self, name: &'static str, operation: Operation, x: Tensor<1>) -> Result<Tensor<1>> {
+    /// Begins an [`all_gather`](Self::all_gather).
+    ///
+    /// # Errors
+    /// Those of [`all_gather`](Self::all_gather).
+    pub fn begin_all_gather(&self, x: Tensor<1>) -> Result<Begun> {
+        self.begin("all-gather", Operation::AllGather, x)
+    }
+
+    fn begin(&self, name: &'static str, operation: Operation, x: Tensor<1>) -> Result<Begun> {
         // The error for mistakes that would end the device's session.
         let wrong = |argument, expected: &str, found: String| {
             Err(AscendError::InvalidArgument {
@@ -189,7 +244,11 @@ impl Ranks<'_> {
             local: self.npus.to_vec(),
             ranks: self.all as usize,
         };
-        Ok(Tensor::from_dispatch(Dispatch::parts(x, op)))
+        let result = Tensor::from_dispatch(Dispatch::parts(x, op));
+        // A client sends operations in groups, and other ranks wait for this one. A failed device
+        // reports it when the result is read.
+        let _sent = result.device().flush();
+        Ok(Begun(result))
     }
 }
 

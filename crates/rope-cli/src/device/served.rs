@@ -17,7 +17,7 @@ use burn_ascend::{AscendDevice, AscendHost, Ranks, fallbacks, reset_fallbacks};
 use plain_files::{Cause, FileError};
 use rope_ascend::AscendError;
 use rope_ascend::safe::{MemoryUse, RootInfo, Traffic};
-use vlm_train::Collective;
+use vlm_train::{Begun, Collective};
 
 use super::{Device, Elsewhere, TokenArgs, with_remedy};
 use crate::stdio::note_if_slow;
@@ -120,6 +120,11 @@ impl NpuRanks {
     }
 }
 
+fn begun(begun: rope_ascend::Result<burn_ascend::Begun>) -> Result<Begun, String> {
+    let begun = begun.map_err(|error| error.to_string())?;
+    Ok(Begun::new(|| Ok(begun.wait())))
+}
+
 /// NPUs that have joined the other ranks, and compute together with them.
 #[derive(Debug)]
 struct JoinedNpus {
@@ -135,14 +140,14 @@ impl Collective for JoinedNpus {
         Ok(all_reduce(x, ReduceOperation::Sum, self.devices.clone()).resolve())
     }
 
-    fn reduce_scatter(&self, x: Tensor<1>) -> Result<Tensor<1>, String> {
+    fn begin_scatter(&self, x: Tensor<1>) -> Result<Begun, String> {
         let ranks = self.npus.ranks(self.first, self.all);
-        ranks.reduce_scatter(x).map_err(|error| error.to_string())
+        begun(ranks.begin_reduce_scatter(x))
     }
 
-    fn all_gather(&self, x: Tensor<1>) -> Result<Tensor<1>, String> {
+    fn begin_gather(&self, x: Tensor<1>) -> Result<Begun, String> {
         let ranks = self.npus.ranks(self.first, self.all);
-        ranks.all_gather(x).map_err(|error| error.to_string())
+        begun(ranks.begin_all_gather(x))
     }
 }
 

@@ -60,6 +60,12 @@ pub(super) fn print(args: &FinetuneArgs, run: &Finetune) -> Result<(), Box<dyn E
                 format!("micro-batches of at most {most} tokens fit (--micro-tokens)")
             });
             writeln!(out, "in {}: {most}", bytes(room))?;
+            let room = (room as usize).saturating_sub(besides);
+            let least = plan.least_sharding(shape, room);
+            if let Some(least) = least.filter(|least| *least != args.shard) {
+                let least = format!("{least:?}").to_lowercase();
+                writeln!(out, "this step fits with --shard {least}")?;
+            }
         }
         None => writeln!(
             out,

@@ -5,8 +5,13 @@
 //! and the graph keeps the tensors that a backward needs. burn's names: `FlexTensor`, `Autodiff`.
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::rc::Rc;
+use std::sync::Arc;
+
+use vlm_models::Block;
+
+use crate::shards::part;
 
 /// Bytes held now, and the most since the last phase began.
 #[derive(Default)]
@@ -248,6 +253,39 @@ pub(super) struct Run {
     sums: Option<RefCell<Vec<Ghost>>>,
     phases: RefCell<Vec<(&'static str, usize)>>,
     is_quiet: Cell<bool>,
+    divided: Option<Divided>,
+}
+
+/// What ranks divide within a pass: `passes`, without elements.
+struct Divided {
+    blocks: Arc<Blocks>,
+    /// The blocks that the pass will enter.
+    order: RefCell<VecDeque<Block>>,
+    /// The weights of the next block.
+    ahead: RefCell<Option<Ghost>>,
+    /// Gradients of blocks that are not complete.
+    gradients: RefCell<Vec<Ghost>>,
+    /// The gradients of the last complete block, end to end, and this rank's part of their sum.
+    behind: RefCell<Option<[Ghost; 2]>>,
+}
+
+/// The sizes of a model's blocks, of which each rank has a part.
+#[derive(Clone, Debug)]
+pub(super) struct Blocks {
+    pub(super) ranks: usize,
+    /// Bytes of the weights and elements of the gradients.
+    pub(super) sizes: BTreeMap<Block, [usize; 2]>,
+    /// True if weights are divided, too.
+    pub(super) has_weights: bool,
+}
+
+impl Blocks {
+    /// The most bytes of the weights of two blocks at a time.
+    pub(super) fn most(&self) -> usize {
+        let mut sizes: Vec<usize> = self.sizes.values().map(|[weights, _]| *weights).collect();
+        sizes.sort_unstable();
+        sizes.iter().rev().take(2).sum()
+    }
 }
 
 impl Run {
@@ -264,6 +302,89 @@ impl Run {
             sums: (!has_sums).then(RefCell::default),
             phases: RefCell::default(),
             is_quiet: Cell::new(false),
+            divided: None,
+        }
+    }
+
+    /// Divides gradients, and weights, of these blocks among ranks.
+    pub(super) fn divided(mut self, blocks: Option<Arc<Blocks>>) -> Self {
+        self.divided = blocks.map(|blocks| Divided {
+            blocks,
+            order: RefCell::default(),
+            ahead: RefCell::default(),
+            gradients: RefCell::default(),
+            behind: RefCell::default(),
+        });
+        self
+    }
+
+    /// States the blocks that the pass will enter.
+    pub(super) fn will_enter(&self, order: impl Iterator<Item = Block>) {
+        if let Some(divided) = &self.divided {
+            *divided.order.borrow_mut() = order.collect();
+        }
+    }
+
+    /// The weights of the next block, while those of the one after it are gathered.
+    pub(super) fn enter(&self) -> Option<Ghost> {
+        let divided = self.divided.as_ref()?;
+        if !divided.blocks.has_weights {
+            return None;
+        }
+        let mut order = divided.order.borrow_mut();
+        let weights = |block: Block| {
+            let [weights, _] = divided
+                .blocks
+                .sizes
+                .get(&block)
+                .copied()
+                .unwrap_or_default();
+            self.tensor(weights, 1)
+        };
+        let ahead = divided.ahead.take();
+        let current = order.pop_front()?;
+        let current = ahead.unwrap_or_else(|| weights(current));
+        *divided.ahead.borrow_mut() = order.front().copied().map(weights);
+        Some(current)
+    }
+
+    /// The gradients of a block are complete, and summed over ranks.
+    pub(super) fn complete(&self, block: Block) {
+        let Some(divided) = &self.divided else {
+            return;
+        };
+        let own = divided.gradients.take().into_iter();
+        let own: Vec<Ghost> = own.map(|gradient| gradient.cast(self.types.wide)).collect();
+        if own.is_empty() {
+            return;
+        }
+        let [_, trained] = divided
+            .blocks
+            .sizes
+            .get(&block)
+            .copied()
+            .unwrap_or_default();
+        let (ranks, wide) = (divided.blocks.ranks, self.types.wide);
+        let part = part(trained, ranks);
+        self.add_sums(divided);
+        let is_of_words = matches!(block, Block::Words | Block::Head);
+        let flat = if is_of_words {
+            // The matrix of the words is a flat.
+            own.into_iter().max_by_key(|gradient| gradient.elems)
+        } else {
+            let flat = self.tensor(part * ranks, wide);
+            drop(own);
+            Some(flat)
+        };
+        *divided.behind.borrow_mut() = flat.map(|flat| [flat, self.tensor(part, wide)]);
+        if is_of_words {
+            self.add_sums(divided);
+        }
+    }
+
+    fn add_sums(&self, divided: &Divided) {
+        if let (Some(sums), Some([_, part])) = (&self.sums, divided.behind.take()) {
+            sums.borrow_mut().push(part);
         }
     }
 
@@ -417,6 +538,10 @@ impl Run {
 
     /// Adds a gradient to the sums.
     pub(super) fn add(&self, gradient: Ghost) {
+        if let Some(divided) = &self.divided {
+            divided.gradients.borrow_mut().push(gradient.dense());
+            return;
+        }
         let gradient = gradient.dense().cast(self.types.wide);
         if let Some(sums) = &self.sums {
             sums.borrow_mut().push(gradient);

@@ -17,10 +17,11 @@ use std::fmt;
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device};
+use clap::ValueEnum as _;
 use vlm_data::{MicroBatch, SampleRows, TrainingSample};
-use vlm_models::{ModelPart, VisionConfig, VlmConfig, has_linear_kernel};
+use vlm_models::{Block, ModelPart, VisionConfig, VlmConfig, has_linear_kernel};
 
-use self::dry::{Run, Types};
+use self::dry::{Blocks, Run, Types};
 use self::layers::Trained;
 use self::model::Model;
 use crate::error::Result;
@@ -125,6 +126,7 @@ pub struct MemoryPlan {
     /// Number of devices that sum their gradients.
     ranks: usize,
     sharding: Sharding,
+    blocks_of_ranks: Arc<Blocks>,
     recomputes: bool,
     layers: usize,
     blocks: usize,
@@ -153,6 +155,10 @@ impl MemoryPlan {
         let mut model = config.init(&Device::flex())?;
         let sizes = model.weight_sizes();
         let weights = sizes.iter().map(|(_, elements)| elements).sum::<usize>();
+        let mut blocks: BTreeMap<Block, [usize; 2]> = BTreeMap::new();
+        for (block, elements) in &sizes {
+            blocks.entry(*block).or_default()[0] += elements * dtype.size();
+        }
         let mut adapted = HashMap::new();
         let (lora, whole) = match &recipe.trained {
             TrainedParts::Lora(config) => {
@@ -174,6 +180,16 @@ impl MemoryPlan {
                 .map(|(path, elements)| (ModelPart::of(path), *elements)),
         );
         let wide = DType::F32.size().max(dtype.size());
+        for (path, sizes) in &adapted {
+            let rank = lora.map_or(0, |config| config.rank);
+            let elements = sizes.iter().sum::<usize>() * rank;
+            let [weights, trained] = blocks.entry(Block::of(path)).or_default();
+            *weights += elements * wide;
+            *trained += elements;
+        }
+        for (path, elements) in &whole {
+            blocks.entry(Block::of(path)).or_default()[1] += elements;
+        }
         let whole: BTreeMap<String, usize> = whole.into_iter().collect();
         let parts = Trained {
             lora,
@@ -201,6 +217,11 @@ impl MemoryPlan {
             },
             ranks: 1,
             sharding: Sharding::None,
+            blocks_of_ranks: Arc::new(Blocks {
+                ranks: 1,
+                sizes: blocks,
+                has_weights: false,
+            }),
             recomputes: recipe.recompute,
             layers: config.text.layers,
             blocks: config.vision.as_ref().map_or(0, |vision| vision.depth),
@@ -237,6 +258,8 @@ impl MemoryPlan {
     #[must_use]
     pub fn with_ranks(mut self, ranks: usize, sharding: Sharding) -> Self {
         (self.ranks, self.sharding) = (ranks.max(1), sharding);
+        let blocks = Arc::make_mut(&mut self.blocks_of_ranks);
+        (blocks.ranks, blocks.has_weights) = (self.ranks, sharding == Sharding::All);
         self
     }
 
@@ -247,6 +270,11 @@ impl MemoryPlan {
             Sharding::None => trained,
             _ => shards::part(trained, self.ranks),
         }
+    }
+
+    /// The blocks that ranks divide within a pass.
+    fn divided(&self) -> Option<Arc<Blocks>> {
+        (self.sharding >= Sharding::Gradients).then(|| self.blocks_of_ranks.clone())
     }
 
     /// Computes the memory of a step whose largest micro-batch has this shape and follows others.
@@ -266,14 +294,20 @@ impl MemoryPlan {
         let (wide, updated) = (self.types.wide, self.updated());
         let [trained, _] = self.trained();
         let masters = if self.has_masters {
-            updated * self.whole.min(trained) / trained.max(1) * wide
+            // Products of elements are beyond 64 bits.
+            let share = self.whole.min(trained) as f64 / trained.max(1) as f64;
+            (updated as f64 * share) as usize * wide
         } else {
             0
         };
+        let of_rank = |bytes: usize| match self.sharding {
+            Sharding::All => bytes.div_ceil(self.ranks),
+            _ => bytes,
+        };
         let mut held = vec![
-            ("weights", self.weights),
+            ("weights", of_rank(self.weights)),
             ("the reference", self.reference),
-            ("adapters", self.adapters),
+            ("adapters", of_rank(self.adapters)),
             ("masters", masters),
             ("moments", 2 * updated * wide),
             ("names and shapes, at most", self.tensors * OF_TENSOR),
@@ -287,9 +321,13 @@ impl MemoryPlan {
     fn micro(&self, shape: MicroShape, is_later: bool) -> StepMemory {
         let [trained, largest] = self.trained();
         let wide = self.types.wide;
-        let sums = trained * wide;
+        let divided = self.divided();
+        let (sums, largest) = match divided {
+            Some(_) => (self.updated() * wide, largest.div_ceil(self.ranks)),
+            None => (trained * wide, largest),
+        };
         let mut held = self.held();
-        let run = Run::new(self.types, is_later);
+        let run = Run::new(self.types, is_later).divided(divided);
         // Layers that run again are those of a copy of the model, with the same weights.
         let copies = if self.recomputes { self.tensors } else { 0 };
         let _copy = run.tensor(copies * OF_COPY, 1);
@@ -303,7 +341,7 @@ impl MemoryPlan {
         };
         moments.push(("the norm of the gradients", beside + largest * wide));
         moments.push(("the update", beside + self.update()));
-        if self.ranks > 1 {
+        if self.ranks > 1 && self.sharding < Sharding::Gradients {
             moments.push(("the gradients, end to end", beside + self.exchange()));
         }
         StepMemory { held, moments }
@@ -314,8 +352,12 @@ impl MemoryPlan {
     pub fn validation(&self, shape: MicroShape) -> StepMemory {
         let run = Run::new(self.types, true);
         self.model.loss(&run, &shape);
+        let mut held = self.held();
+        if self.sharding == Sharding::All {
+            held.push(("gathered weights, at most", self.blocks_of_ranks.most()));
+        }
         StepMemory {
-            held: self.held(),
+            held,
             moments: run.phases(),
         }
     }
@@ -346,6 +388,17 @@ impl MemoryPlan {
         (most > 0).then_some(most)
     }
 
+    /// The least sharding, from that of this plan on, with which a step whose largest micro-batch has
+    /// this shape fits into `bytes`; `None` if it fits with none.
+    pub fn least_sharding(&self, shape: MicroShape, bytes: usize) -> Option<Sharding> {
+        let all = Sharding::value_variants().iter().copied();
+        let mut all = all.filter(|sharding| *sharding >= self.sharding && self.ranks > 1);
+        all.find(|sharding| {
+            let plan = self.clone().with_ranks(self.ranks, *sharding);
+            plan.step(shape).peak() <= bytes
+        })
+    }
+
     /// New values reuse the memory of masters or of gradients that nothing else holds. 16-bit
     /// values take additional memory; without a master, so does the old value in f32.
     fn update(&self) -> usize {
@@ -365,7 +418,12 @@ impl MemoryPlan {
             // They are views of one tensor until the end.
             (_, Sharding::None) => values,
             // A shard of them remains, with the values of that shard separate.
-            (_, _) => (values + part * (of_value + self.types.wide)).saturating_sub(sums),
+            (_, Sharding::Optimizer) => {
+                (values + part * (of_value + self.types.wide)).saturating_sub(sums)
+            }
+            // The values of a block at a time are gathered.
+            (_, Sharding::Gradients) => part * of_value + self.blocks_of_ranks.most(),
+            (_, Sharding::All) => part * of_value,
         };
         if is_narrow && !self.has_masters {
             beside + largest * self.types.wide

@@ -1,10 +1,10 @@
 //! A forward and a backward pass over a model without elements: `vlm-models`' `backward`.
 
-use vlm_models::{Interpolation, VisionConfig, VlmConfig};
+use vlm_models::{Block, Interpolation, VisionConfig, VlmConfig};
 
 use super::MicroShape;
 use super::dry::{Ghost, Run, Var};
-use super::layers::{Block, Layer, Merger, Trained};
+use super::layers::{Block as TowerBlock, Layer, Merger, Trained};
 use super::ops::{self, Linear, RmsNorm};
 
 /// The limit on logits and weight elements, and the minimum number of words, of a block in
@@ -26,7 +26,7 @@ pub(super) struct Model {
 }
 
 struct Tower {
-    blocks: Vec<Block>,
+    blocks: Vec<TowerBlock>,
     merger: Merger,
     /// The block that each feature of the decoder is computed from, and its layers.
     features: Vec<(usize, Merger)>,
@@ -181,22 +181,26 @@ impl Model {
     /// With one layer's graph at a time.
     fn by_layer(&self, run: &Run, shape: &MicroShape, of_tower: Option<&(&Tower, Ghost)>) {
         let tower_wanted = of_tower.is_some_and(|(tower, _)| tower.trains());
-        run.be_quiet(true);
-        let seen =
-            of_tower.map(|(tower, patches)| tower.see(run, patches, shape.patches, tower_wanted));
-        run.phase(TOWER_FORWARD);
         let mut wanted = vec![tower_wanted || self.trains_words];
         for layer in &self.layers {
             wanted.push(wanted[wanted.len() - 1] || layer.trains());
         }
+        self.will_enter(run, of_tower.map(|(tower, _)| *tower), &wanted);
+        run.be_quiet(true);
+        let seen =
+            of_tower.map(|(tower, patches)| tower.see(run, patches, shape.patches, tower_wanted));
+        run.phase(TOWER_FORWARD);
+        let words = run.enter();
         let merged = seen.as_ref().map(|seen| seen.merged.clone());
         let features = seen.as_ref().map_or(0, |seen| seen.features.len());
         let table = self.table(run);
         let constant = |value: Ghost| run.constant(value);
         let embedded = merged.clone().map(constant);
         let mut hidden = self.embeddings(run, &table, embedded, shape.tokens);
+        drop(words);
         let mut inputs = Vec::new();
         for (index, layer) in self.layers.iter().enumerate() {
+            let _weights = run.enter();
             inputs.push(hidden.value.clone());
             hidden = layer.forward(run, hidden, shape);
             if let Some(feature) = seen.as_ref().and_then(|seen| seen.features.get(index)) {
@@ -205,6 +209,7 @@ impl Model {
         }
         run.phase(DECODER_FORWARD);
         run.be_quiet(false);
+        let head = [run.enter(), self.is_tied.then(|| run.enter()).flatten()];
         let table = self.table(run);
         let leaf = |value: Ghost, wanted: bool| match wanted {
             true => run.leaf(value),
@@ -217,7 +222,8 @@ impl Model {
         let table_gradient = Run::take(&table, &mut gradients);
         run.collect(&mut gradients);
         let mut gradient = Run::take(&input, &mut gradients);
-        drop((input, gradients));
+        drop((input, gradients, head));
+        run.complete(Block::Head);
         run.phase(HEAD);
 
         let mut feature_gradients = Vec::new();
@@ -230,10 +236,13 @@ impl Model {
                 feature_gradients.push(output_gradient.reduced(elems));
             }
             let input = leaf(input, wanted[index]);
+            let weights = run.enter();
             let output = layer.forward(run, input.clone(), shape);
             let mut gradients = run.against(output, output_gradient);
             run.collect(&mut gradients);
             gradient = Run::take(&input, &mut gradients);
+            drop((gradients, weights));
+            run.complete(Block::Layer(index));
             run.phase(LAYER);
         }
         let Some(gradient) = gradient else {
@@ -252,6 +261,7 @@ impl Model {
         if let Some(sum) = sum {
             run.add(sum);
         }
+        run.complete(Block::Words);
         run.phase(WORDS);
         if let (Some((tower, patches)), Some(seen), Some(merged)) =
             (of_tower, seen, merged_gradient)
@@ -259,6 +269,33 @@ impl Model {
             let output = (merged, feature_gradients);
             tower.backward(run, (patches, shape.patches), seen.inputs, output);
         }
+    }
+}
+
+impl Model {
+    /// States the blocks that a pass with recomputation enters. `wanted`: for each layer's input,
+    /// and the head's, true if its gradient is needed.
+    fn will_enter(&self, run: &Run, tower: Option<&Tower>, wanted: &[bool]) {
+        let blocks = tower.map_or(0, |tower| tower.blocks.len());
+        let see = tower.map(|_| Block::Tower).into_iter();
+        let see = see.chain((0..blocks).map(Block::TowerBlock));
+        let layers = (0..self.layers.len()).map(Block::Layer);
+        let head = [Block::Head].into_iter();
+        let head = head.chain(self.is_tied.then_some(Block::Words));
+        let rerun = layers.clone().rev().filter(|block| match block {
+            Block::Layer(index) => wanted[index + 1],
+            _ => true,
+        });
+        let trained = tower.filter(|tower| tower.trains());
+        let inputs = trained.map(Tower::wanted).unwrap_or_default();
+        let again = trained.map(|_| Block::Tower).into_iter().chain(
+            (0..blocks)
+                .rev()
+                .filter(move |index| inputs.get(index + 1) == Some(&true))
+                .map(Block::TowerBlock),
+        );
+        let forward = see.chain([Block::Words]).chain(layers).chain(head);
+        run.will_enter(forward.chain(rerun).chain(again));
     }
 }
 
@@ -273,7 +310,7 @@ impl Tower {
         };
         Self {
             blocks: (0..config.depth)
-                .map(|index| Block::new(config, index, trained))
+                .map(|index| TowerBlock::new(config, index, trained))
                 .collect(),
             merger: Merger::new(config, trained),
             features: config.deepstack.iter().enumerate().map(feature).collect(),
@@ -302,8 +339,17 @@ impl Tower {
         let mut features = self.features.iter();
         self.trains_first
             || self.merger.trains()
-            || self.blocks.iter().any(Block::trains)
+            || self.blocks.iter().any(TowerBlock::trains)
             || features.any(|(_, feature)| feature.trains())
+    }
+
+    /// True for each block's input, and the merger's, if its gradient is needed.
+    fn wanted(&self) -> Vec<bool> {
+        let mut wanted = vec![self.trains_first];
+        for block in &self.blocks {
+            wanted.push(wanted[wanted.len() - 1] || block.trains());
+        }
+        wanted
     }
 
     fn feature_of(&self, block: usize) -> Option<&Merger> {
@@ -367,8 +413,10 @@ impl Tower {
 
     fn see(&self, run: &Run, patches: &Ghost, count: usize, keeps: bool) -> Seen {
         let (mut inputs, mut features) = (Vec::new(), Vec::new());
+        let _weights = run.enter();
         let mut hidden = self.first(run, patches, count);
         for (index, block) in self.blocks.iter().enumerate() {
+            let _weights = run.enter();
             if keeps {
                 inputs.push(hidden.value.clone());
             }
@@ -394,10 +442,8 @@ impl Tower {
         mut kept: Vec<Ghost>,
         (merged, mut features): (Ghost, Vec<Ghost>),
     ) {
-        let mut wanted = vec![self.trains_first];
-        for block in &self.blocks {
-            wanted.push(wanted[wanted.len() - 1] || block.trains());
-        }
+        let wanted = self.wanted();
+        let _weights = run.enter();
         let mut gradient = Some(merged);
         // Those of the last block were pushed first.
         for index in (0..=self.blocks.len()).rev() {
@@ -421,10 +467,12 @@ impl Tower {
                     read = ops::scaled(run, read);
                 }
             }
+            let mut weights = None;
             if let Some(output_gradient) = gradient.take() {
                 let output = if index == self.blocks.len() {
                     self.merged(run, read)
                 } else {
+                    weights = run.enter();
                     self.blocks[index].forward(run, read, count)
                 };
                 terms.push((output, output_gradient));
@@ -432,14 +480,19 @@ impl Tower {
             let mut gradients = run.against_all(terms);
             run.collect(&mut gradients);
             gradient = Run::take(&input, &mut gradients);
+            drop((gradients, weights));
+            if index < self.blocks.len() {
+                run.complete(Block::TowerBlock(index));
+            }
             run.phase(TOWER_BLOCK);
         }
         if let Some(gradient) = gradient {
             let output = self.first(run, patches, count);
             let mut gradients = run.against(output, gradient);
             run.collect(&mut gradients);
-            run.phase(TOWER_BLOCK);
         }
+        run.complete(Block::Tower);
+        run.phase(TOWER_BLOCK);
     }
 }
 

@@ -22,7 +22,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::error::{Result, VlmTrainError};
 pub(crate) use peers::{NoSum, Peers, expect_done};
 pub use rendezvous::{Rendezvous, RendezvousError};
-pub use sums::{Collective, Gathering, HostSums};
+pub use sums::{Begun, Collective, HostSums};
 
 /// The time within which the other ranks of a process must notice a failure.
 const GRACE: Duration = Duration::from_secs(10);

@@ -16,33 +16,61 @@ pub trait Collective: fmt::Debug + Send + Sync {
     /// A description of the failure.
     fn all_reduce(&self, x: Tensor<1>) -> Result<Tensor<1>, String>;
 
-    /// Sums the ranks' tensors in f32 and returns this rank's shard of the sum. The tensors consist
+    /// Begins to sum the ranks' tensors in f32, for this rank's shard of the sum. The tensors consist
     /// of shards of equal length, one per rank, in rank order.
     ///
     /// # Errors
     /// A description of the failure.
-    fn reduce_scatter(&self, x: Tensor<1>) -> Result<Tensor<1>, String>;
+    fn begin_scatter(&self, x: Tensor<1>) -> Result<Begun, String>;
 
-    /// Concatenates the ranks' tensors, which have the same type, in rank order; every rank
+    /// Begins to concatenate the ranks' tensors, which have the same type, in rank order; every rank
     /// receives the result.
     ///
     /// # Errors
     /// A description of the failure.
-    fn all_gather(&self, x: Tensor<1>) -> Result<Tensor<1>, String>;
+    fn begin_gather(&self, x: Tensor<1>) -> Result<Begun, String>;
 
-    /// Begins an [`all_gather`](Self::all_gather), which other operations of the device need not
-    /// wait for.
+    /// Sums the ranks' tensors in f32 and returns this rank's shard of the sum.
     ///
     /// # Errors
     /// A description of the failure.
-    fn begin_gather(&self, x: Tensor<1>) -> Result<Gathering, String> {
-        let all = self.all_gather(x)?;
-        Ok(Box::new(|| Ok(all)))
+    fn reduce_scatter(&self, x: Tensor<1>) -> Result<Tensor<1>, String> {
+        self.begin_scatter(x)?.wait()
+    }
+
+    /// Concatenates the ranks' tensors in rank order; every rank receives the result.
+    ///
+    /// # Errors
+    /// A description of the failure.
+    fn all_gather(&self, x: Tensor<1>) -> Result<Tensor<1>, String> {
+        self.begin_gather(x)?.wait()
     }
 }
 
-/// Returns the result of a gather that has begun: what is computed from it waits for it.
-pub type Gathering = Box<dyn FnOnce() -> Result<Tensor<1>, String>>;
+/// A collective operation that has begun, beside which the device may compute.
+pub struct Begun(Box<dyn FnOnce() -> Result<Tensor<1>, String>>);
+
+impl fmt::Debug for Begun {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Begun")
+    }
+}
+
+impl Begun {
+    /// An operation whose result a function returns: what is computed from it waits for the
+    /// operation.
+    pub fn new(result: impl FnOnce() -> Result<Tensor<1>, String> + 'static) -> Self {
+        Self(Box::new(result))
+    }
+
+    /// Returns the result.
+    ///
+    /// # Errors
+    /// A description of the failure.
+    pub fn wait(self) -> Result<Tensor<1>, String> {
+        self.0()
+    }
+}
 
 /// Collectives through host memory, with sums in rank order, for threads of one process on any
 /// device.
@@ -93,15 +121,17 @@ impl Collective for HostSums {
         self.sum(x, [0, 1])
     }
 
-    fn reduce_scatter(&self, x: Tensor<1>) -> Result<Tensor<1>, String> {
-        self.sum(x, [self.0.rank(), self.0.ranks()])
+    fn begin_scatter(&self, x: Tensor<1>) -> Result<Begun, String> {
+        let sum = self.sum(x, [self.0.rank(), self.0.ranks()])?;
+        Ok(Begun::new(|| Ok(sum)))
     }
 
-    fn all_gather(&self, x: Tensor<1>) -> Result<Tensor<1>, String> {
+    fn begin_gather(&self, x: Tensor<1>) -> Result<Begun, String> {
         let (all, dtype, device) = self.exchange(x)?;
         let bytes = all.concat();
         let elements = bytes.len() / dtype.size();
         let data = TensorData::from_bytes(Bytes::from_bytes_vec(bytes), [elements], dtype);
-        Ok(Tensor::from_data(data, (&device, dtype)))
+        let all = Tensor::from_data(data, (&device, dtype));
+        Ok(Begun::new(|| Ok(all)))
     }
 }
