@@ -174,7 +174,6 @@ pub(super) const EXPLAINED: &[Explained] = &[
     ),
     stricter(
         &[
-            "aclnnAddmm",
             "aclnnArgMax",
             "aclnnCumsum",
             "aclnnErf",
@@ -191,6 +190,11 @@ pub(super) const EXPLAINED: &[Explained] = &[
         ],
         ", one of [",
         OWN_TYPES,
+    ),
+    stricter(
+        &["aclnnAddmm"],
+        ", one of [",
+        "a bias or an output of another type than the factors, which the backend never gives",
     ),
     stricter(
         &["aclnnEmbeddingDenseBackward", "aclnnLayerNorm", "aclnnMm"],
