@@ -490,7 +490,7 @@ mod tests {
     #[test]
     fn parts_divide_the_parameters_and_make_them_again() {
         let device = Device::flex();
-        let halves = [Block::Head, Block::Words];
+        let halves = [Block::Layer(0), Block::Layer(1)];
         for (sizes, ranks, sharding) in [
             (vec![1], 1, Sharding::Optimizer),
             (vec![200, 3, 64, 1, 500], 2, Sharding::Optimizer),
