@@ -42,7 +42,7 @@ mod tensor;
 
 pub use backend::Ascend;
 pub use burn_fused::serve;
-pub use collective::{Begun, Ranks};
+pub use collective::{InFlight, Ranks};
 pub use device::{AscendHost, DeviceError, operations};
 pub use fallback::{Fallback, Processor, fallbacks, reset_fallbacks};
 pub use fused::{AttentionRuns, attention_runs, reset_attention_runs};

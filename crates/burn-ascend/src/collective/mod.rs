@@ -25,7 +25,7 @@ use crate::npu::AscendDevice;
 use crate::ops::movement;
 use crate::tensor::AscendTensor;
 
-pub use parts::Begun;
+pub use parts::InFlight;
 pub(crate) use parts::register;
 
 /// The time limit of a device waiting for the root info of another in its process.

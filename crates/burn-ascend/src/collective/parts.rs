@@ -160,9 +160,9 @@ impl Parts {
 /// The result of an operation that has begun, beside which the device computes.
 #[derive(Debug)]
 #[must_use = "the other ranks wait for nothing, but the result is lost"]
-pub struct Begun(Tensor<1>);
+pub struct InFlight(Tensor<1>);
 
-impl Begun {
+impl InFlight {
     /// Returns the result: what is computed from it waits for the operation.
     pub fn wait(self) -> Tensor<1> {
         Tensor::from_dispatch(Dispatch::awaited(self.0.into_dispatch()))
@@ -188,7 +188,7 @@ impl Ranks<'_> {
     ///
     /// # Errors
     /// Those of [`reduce_scatter`](Self::reduce_scatter).
-    pub fn begin_reduce_scatter(&self, x: Tensor<1>) -> Result<Begun> {
+    pub fn begin_reduce_scatter(&self, x: Tensor<1>) -> Result<InFlight> {
         let [elements] = x.dims();
         if !elements.is_multiple_of(self.all.max(1) as usize) {
             return Err(AscendError::InvalidArgument {
@@ -215,11 +215,11 @@ impl Ranks<'_> {
     ///
     /// # Errors
     /// Those of [`all_gather`](Self::all_gather).
-    pub fn begin_all_gather(&self, x: Tensor<1>) -> Result<Begun> {
+    pub fn begin_all_gather(&self, x: Tensor<1>) -> Result<InFlight> {
         self.begin("all-gather", Operation::AllGather, x)
     }
 
-    fn begin(&self, name: &'static str, operation: Operation, x: Tensor<1>) -> Result<Begun> {
+    fn begin(&self, name: &'static str, operation: Operation, x: Tensor<1>) -> Result<InFlight> {
         // The error for mistakes that would end the device's session.
         let wrong = |argument, expected: &str, found: String| {
             Err(AscendError::InvalidArgument {
@@ -248,7 +248,7 @@ impl Ranks<'_> {
         // A client sends operations in groups, and other ranks wait for this one. A failed device
         // reports it when the result is read.
         let _sent = result.device().flush();
-        Ok(Begun(result))
+        Ok(InFlight(result))
     }
 }
 

@@ -120,7 +120,7 @@ impl NpuRanks {
     }
 }
 
-fn begun(begun: rope_ascend::Result<burn_ascend::Begun>) -> Result<Begun, String> {
+fn begun(begun: rope_ascend::Result<burn_ascend::InFlight>) -> Result<Begun, String> {
     let begun = begun.map_err(|error| error.to_string())?;
     Ok(Begun::new(|| Ok(begun.wait())))
 }
