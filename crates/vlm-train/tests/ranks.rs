@@ -477,7 +477,7 @@ fn shards_take_the_steps_of_replicas() {
         let recipe = Recipe {
             max_norm: None,
             masters,
-            ..short(trained, 3)
+            ..short(trained, 2)
         };
         let mut replicated = None;
         for state in SHARDINGS {
@@ -486,7 +486,7 @@ fn shards_take_the_steps_of_replicas() {
             (job.precision, job.state, job.batch) = (precision, state, 2);
             let [first, second] = train_ranks(2, &job).unwrap().try_into().unwrap();
             assert_eq!(first, second);
-            let found = (first.reports, self::state(&folder, 3), best(&folder));
+            let found = (first.reports, self::state(&folder, 2), best(&folder));
             let expected = replicated.get_or_insert_with(|| found.clone());
             let apart = apart(&expected.0, &found.0);
             assert!(apart <= 1e-6, "{precision:?}, {state:?}: {apart:.1e}");
