@@ -83,7 +83,8 @@ fn batches(
                 _ => {}
             }
         }
-        let own = (rank..batch).step_by(ranks);
+        // Where there are few samples, the first ranks have none.
+        let own = (ranks - 1 - rank..batch).step_by(ranks);
         let own: Vec<_> = own
             .map(|index| sample((step * batch + index) % 8, config))
             .collect();
