@@ -388,8 +388,8 @@ impl MemoryPlan {
         (most > 0).then_some(most)
     }
 
-    /// The least sharding, from that of this plan on, with which a step whose largest micro-batch has
-    /// this shape fits into `bytes`; `None` if it fits with none.
+    /// The least sharding, from that of this plan on, with which a step whose largest micro-batch
+    /// has this shape fits into `bytes`; `None` if no sharding suffices, or with one device.
     pub fn least_sharding(&self, shape: MicroShape, bytes: usize) -> Option<Sharding> {
         let all = Sharding::value_variants().iter().copied();
         let mut all = all.filter(|sharding| *sharding >= self.sharding && self.ranks > 1);
