@@ -407,7 +407,7 @@ fn twenty_steps_of_up_to_eight_ranks_learn_what_one_learns() {
     }
 }
 
-/// Five families in shards take the steps of as many replicas, also continued from four ranks on two
+/// Five families in shards take the steps of as many replicas but for rounding, also continued from four ranks on two
 /// and on eight, in other shards.
 #[test]
 #[ignore = "minutes: in the deep checks"]
@@ -443,10 +443,17 @@ fn twenty_steps_of_all_families_in_shards_are_those_of_replicas() {
                 (Some(4), 8, [all, gradients]),
             ] {
                 let expected = train([Sharding::None; 2], before, ranks);
-                let apart = apart(&expected, &train(states, before, ranks));
+                let found = train(states, before, ranks);
                 let case = format!("{family}, {name}, {states:?}, {before:?} to {ranks} ranks");
-                println!("{case}: {apart:.1e}");
-                assert!(apart <= 1e-6, "{case}: {apart:.1e}");
+                let all = apart(&expected, &found);
+                let pairs = expected.iter().zip(&found);
+                let losses = pairs.map(|(a, b)| ((a.loss - b.loss) / a.loss).abs());
+                let losses = losses.fold(0.0, f64::max);
+                println!("{case}: losses {losses:.1e}, with norms {all:.1e}");
+                assert!(losses <= 1e-6, "{case}: losses {losses:.1e}");
+                // Of a whole Qwen2.5-VL, another cut moves norms on one device by 2.6e-6: the sums
+                // of micro-batches are rounded in another order, and the weights drift apart.
+                assert!(all <= 4e-6, "{case}: with norms {all:.1e}");
             }
         }
     }
