@@ -98,6 +98,19 @@ fn norm(random: &mut Random) -> HeadNorm {
     HeadNorm::new(1e-6).expect("valid").with_order(order)
 }
 
+/// A parameter of six elements at most that fit.
+fn parameter(random: &mut Random) -> Parameter {
+    static PARAMETERS: LazyLock<Vec<Parameter>> = LazyLock::new(|| {
+        let folder = rope_check::fixtures().expect("the test runs in the workspace");
+        let config = VlmConfig::from_folder(folder.join("models/qwen2_vl_tiny"));
+        let model = config.expect("reads").init(&Device::flex().autodiff());
+        model.expect("a model").parameters()
+    });
+    let mut parameter = PARAMETERS[random.below(PARAMETERS.len())].clone();
+    parameter.shape = vec![random.size(2), random.size(3)];
+    parameter
+}
+
 /// Mostly those of 3 tokens.
 fn sequences(random: &mut Random) -> Sequences {
     let tokens = random.size(3);
@@ -359,15 +372,15 @@ const FUNCTIONS: &[Function] = &[
         out.is_ok_and(|out| goes_back(&[out]))
     }),
     ("vlm-models Parameter::sample", |random| {
-        static PARAMETERS: LazyLock<Vec<Parameter>> = LazyLock::new(|| {
-            let folder = rope_check::fixtures().expect("the test runs in the workspace");
-            let config = VlmConfig::from_folder(folder.join("models/qwen2_vl_tiny"));
-            let model = config.expect("reads").init(&Device::flex().autodiff());
-            model.expect("a model").parameters()
-        });
-        let mut parameter = PARAMETERS[random.below(PARAMETERS.len())].clone();
-        parameter.shape = vec![random.size(2), random.size(3)];
+        let parameter = parameter(random);
         parameter.sample(random.tensor([6]), random.size(6)).is_ok()
+    }),
+    ("vlm-models Parameter::sample_at", |random| {
+        let (parameter, first) = (parameter(random), random.below(3));
+        let length = random.size(6);
+        let part = random.tensor([length]);
+        let sampled = parameter.sample_at(part, random.size(6), |element| first + element / 2);
+        sampled.is_ok()
     }),
     ("vlm-models VisionConfig::patches", |random| {
         let folder = rope_check::fixtures().expect("the test runs in the workspace");

@@ -1,4 +1,4 @@
-//! `mrope compare`: the first difference between two recorded steps.
+//! `mrope compare`: the first difference between two recorded steps, each of one device or of ranks.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -19,7 +19,7 @@ use crate::table::Table;
 /// Options of `mrope compare`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct CompareArgs {
-    /// A record of a step
+    /// A record of a step; that of a rank stands for all ranks, whose records are beside it
     #[arg(value_name = "A", value_hint = ValueHint::FilePath)]
     left: PathBuf,
 
@@ -47,8 +47,8 @@ pub(crate) struct CompareArgs {
 /// Those of the records; for records without an item in common; if a result cannot be written.
 pub(crate) fn run(args: &CompareArgs) -> Result<ExitCode, Box<dyn Error>> {
     let [left, right] = [
-        StepRecord::read(&args.left)?,
-        StepRecord::read(&args.right)?,
+        StepRecord::read_ranks(&args.left)?,
+        StepRecord::read_ranks(&args.right)?,
     ];
     let found = compare(&left, &right);
     if !found.rows.iter().any(|row| row.stage == Stage::Forward) {
@@ -77,16 +77,20 @@ pub(crate) fn run(args: &CompareArgs) -> Result<ExitCode, Box<dyn Error>> {
 
 fn print(
     args: &CompareArgs,
-    [left, right]: [&StepRecord; 2],
+    [left, right]: [&[StepRecord]; 2],
     found: &Comparison,
 ) -> Result<(), Box<dyn Error>> {
     let mut out = stdout();
-    let mut sides = Table::new(&["record", "of", "type"], &["step", "loss"]);
-    for (path, record) in [(&args.left, left), (&args.right, right)] {
-        let header = &record.header;
+    let mut sides = Table::new(&["record", "of", "ranks", "type"], &["step", "loss"]);
+    for (path, records) in [(&args.left, left), (&args.right, right)] {
+        let header = &records[0].header;
         sides.row([
             path.display().to_string(),
             plain(&header.source),
+            header
+                .rank
+                .as_ref()
+                .map_or(String::new(), |rank| rank.to_string()),
             plain(&header.precision),
             header.step.to_string(),
             format!("{:.6}", header.loss),
@@ -167,9 +171,12 @@ fn print(
 
 fn described(row: &Row) -> String {
     let name = plain(&row.name);
+    let rank = row
+        .rank
+        .map_or(String::new(), |rank| format!(", rank {rank}"));
     match row.layer {
-        Some(layer) => format!("{name} ({}, layer {layer})", row.stage),
-        None => format!("{name} ({})", row.stage),
+        Some(layer) => format!("{name} ({}, layer {layer}{rank})", row.stage),
+        None => format!("{name} ({}{rank})", row.stage),
     }
 }
 

@@ -140,7 +140,8 @@ const COMPARE_ABOUT: &str = "\
 Compare two recorded steps, layer by layer.
 
 `mrope finetune --record-step N` writes a record, on any device, in any precision
-and batching; examples/record_transformers.py records a transformers model.
+and batching; examples/record_transformers.py records a transformers model. Of a run
+on several devices, each rank writes one; name one of them, and keep them together.
 Inputs, weights, activations, gradients and updates are compared in causal order. The
 first tensor that differs by more than rounding is named, with the suspected
 fault. The exit code is 1 if a tensor differs.";

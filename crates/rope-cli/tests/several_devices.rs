@@ -213,13 +213,20 @@ fn the_processor_may_be_several_ranks_some_of_which_have_no_conversation() {
         ("--batch-tokens 60", ""),
         ("--batch-tokens 60 --full", "--shard all"),
     ] {
-        let options = format!("--steps {STEPS} {batch}");
+        let options = format!("--steps {STEPS} --record-step 1 {batch}");
         let (alone, both) = (folder("several-cpu-one"), folder("several-cpu-two"));
         done(&command(&alone, &options).output().expect("starts"));
         let options = format!("{options} --device cpu --device cpu {sharding}");
         done(&command(&both, &options).output().expect("starts"));
         let found = apart(&numbers(&alone), &numbers(&both));
         assert!(found <= 1e-6, "{batch}: {found:.1e}");
+        let records = ["step-1.rank-1.safetensors", "step-1.safetensors"];
+        let records = [both.join(records[0]), alone.join(records[1])];
+        let mut compare = Command::new(env!("CARGO_BIN_EXE_mrope"));
+        let compared = compare.arg("compare").args(records).output();
+        let compared = compared.expect("starts");
+        let said = text(&compared.stdout);
+        assert!(compared.status.success(), "{batch}, {sharding}: {said}");
     }
     // Ranks on one device give it the same type.
     let out = folder("several-cpu-bf16");
@@ -444,10 +451,6 @@ fn what_makes_no_run_is_refused() {
         (
             "--shard all --device cpu --device cpu --loss dpo",
             "has no loss of preferences",
-        ),
-        (
-            "--shard all --device cpu --device cpu --record-step 1",
-            "of which --shard leaves a device its part",
         ),
     ] {
         let refused = command(&out, &format!("--steps 1 {options}"))

@@ -11,7 +11,7 @@ use crate::linear::{AdapterConfig, Linear, prepare};
 use crate::model::Vlm;
 use crate::names::{ModulePath, Remap as _, class_name};
 use crate::random::Stream;
-use crate::trace::Sampled;
+use crate::trace::{Sampled, sampled_elements};
 use crate::trained::{LoraConfig, ModelPart, Target, TrainedWeights};
 use crate::vision::VisionTower;
 use crate::walk::Block;
@@ -56,17 +56,56 @@ impl Parameter {
     pub fn sample(&self, flat: Tensor<1>, count: usize) -> Result<Sampled> {
         let [found] = flat.dims();
         if found != self.elements() {
-            return Err(VlmError::TensorUnreadable {
-                name: self.name.clone(),
-                reason: format!("expected {} elements, found {found}", self.elements()),
-            });
+            return Err(self.unreadable(format!(
+                "expected {} elements, found {found}",
+                self.elements()
+            )));
         }
+        self.sample_at(flat, count, |element| element)
+    }
+
+    /// As [`sample`](Self::sample), of a tensor that has the element `e` of the module's order at
+    /// `index(e)`, such as a part of the parameter.
+    ///
+    /// # Errors
+    /// [`VlmError::TensorUnreadable`] if an index is not below the tensor's length, or if it cannot
+    /// be read from the device.
+    pub fn sample_at(
+        &self,
+        tensor: Tensor<1>,
+        count: usize,
+        index: impl Fn(usize) -> usize,
+    ) -> Result<Sampled> {
+        let [length] = tensor.dims();
+        let mut wrong = self.sampled(count).map(&index);
+        if let Some(index) = wrong.find(|index| *index >= length) {
+            let reason = format!("expected indices below {length}, found {index}");
+            return Err(self.unreadable(reason));
+        }
+        let shape = match (self.is_transposed, &self.shape[..]) {
+            (true, [inputs, outputs]) => vec![*outputs, *inputs],
+            _ => self.shape.clone(),
+        };
+        let index = |element| index(self.index_of(element));
+        Sampled::take(&self.name, tensor, &shape, count, index)
+    }
+
+    fn unreadable(&self, reason: String) -> VlmError {
+        let name = self.name.clone();
+        VlmError::TensorUnreadable { name, reason }
+    }
+
+    /// The elements that are sampled, in the order of files, each by its index in the module's
+    /// order.
+    pub fn sampled(&self, count: usize) -> impl Iterator<Item = usize> {
+        sampled_elements(self.elements(), count).map(|element| self.index_of(element))
+    }
+
+    /// The index in the module's order of an element in the order of files.
+    fn index_of(&self, element: usize) -> usize {
         match (self.is_transposed, &self.shape[..]) {
-            (true, [inputs, outputs]) => {
-                let index = |element: usize| element % inputs * outputs + element / inputs;
-                Sampled::take(&self.name, flat, &[*outputs, *inputs], count, index)
-            }
-            _ => Sampled::take(&self.name, flat, &self.shape, count, |element| element),
+            (true, [inputs, outputs]) => element % inputs * outputs + element / inputs,
+            _ => element,
         }
     }
 }

@@ -116,15 +116,6 @@ pub enum VlmTrainError {
         /// Its message.
         reason: String,
     },
-    /// A request to record a step on ranks that hold only shards of the gradients.
-    #[error(
-        "step {step} cannot be recorded: each rank has a part of the gradients; replicate the \
-         optimizer's state"
-    )]
-    PartOfGradients {
-        /// The step, from 1.
-        step: usize,
-    },
     /// A file that is not a record of a step.
     #[error(
         "{} is not a record of a step: {reason}; `mrope finetune --record-step` writes one",

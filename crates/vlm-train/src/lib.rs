@@ -67,7 +67,7 @@ pub use plan::{MemoryPlan, MicroShape, StepMemory};
 pub use preference::{Preference, PreferenceLoss};
 pub use ranks::{Begun, Collective, HostSums, Rank, RankGroup, Rendezvous, RendezvousError};
 pub use recipe::{LossRule, Rates, Recipe, TrainedParts};
-pub use record::{RecordHeader, StepRecord};
+pub use record::{RecordHeader, RecordRank, StepRecord};
 pub use run::{Batches, Checkpoints, Ending, Event, RunOptions, run};
 pub use schedule::Schedule;
 pub use shards::Sharding;

@@ -13,6 +13,7 @@ use vlm_models::{Block, Visit, Vlm, VlmError, Walk, Weights};
 
 use crate::error::Result;
 use crate::ranks::{Begun, Peers};
+use crate::record::Exchanged;
 use crate::shards::Shards;
 use crate::sums::GradientSums;
 use crate::trainer::Trainer;
@@ -29,6 +30,8 @@ pub(crate) struct Summed {
     pub(crate) gradients: GradientSums,
     /// The parameters of which this rank computed gradients, if sums are of all ranks.
     pub(crate) computed: Option<HashSet<ParamId>>,
+    /// What this rank gave and received, if it is recorded.
+    pub(crate) exchanged: Option<Exchanged>,
 }
 
 struct Rounds<'a> {
@@ -47,6 +50,7 @@ struct Rounds<'a> {
     /// This rank's gradients of blocks that are not complete.
     gradients: GradientSums,
     computed: HashSet<ParamId>,
+    exchanged: Option<Exchanged>,
 }
 
 impl Trainer {
@@ -93,11 +97,20 @@ impl Trainer {
             behind: Vec::new(),
             gradients,
             computed: HashSet::new(),
+            exchanged: None,
         })
     }
 }
 
 impl Passes<'_> {
+    /// Keeps what this rank gives, of gradients that are `scale` times those of the loss, and
+    /// receives.
+    pub(crate) fn record(&mut self, scale: f64) {
+        if let Some(rounds) = &mut self.rounds {
+            rounds.exchanged = Some(Exchanged::new(&rounds.model, scale));
+        }
+    }
+
     /// Runs the next pass.
     pub(crate) fn run<T>(
         &mut self,
@@ -115,17 +128,19 @@ impl Passes<'_> {
 
     /// Runs what other ranks need of this one after its last pass.
     pub(crate) fn finish(mut self) -> vlm_models::Result<Summed> {
-        let mut computed = None;
+        let (mut computed, mut exchanged) = (None, None);
         if let Some(mut rounds) = self.rounds {
             while !rounds.rounds.is_empty() {
                 rounds.begin();
                 rounds.end(&mut self.sums)?;
             }
             computed = Some(rounds.computed);
+            exchanged = rounds.exchanged;
         }
         Ok(Summed {
             gradients: self.sums,
             computed,
+            exchanged,
         })
     }
 
@@ -250,6 +265,9 @@ impl Rounds<'_> {
             let all = gathering.wait().map_err(VlmError::Walk)?;
             weights.extend(self.shards.cut_all(flat, &all));
         }
+        if let Some(exchanged) = &mut self.exchanged {
+            exchanged.receives(&weights)?;
+        }
         let next = self.visits.iter().find_map(|visit| match visit {
             Visit::Enter(block) => Some(*block),
             Visit::Complete(_) => None,
@@ -273,6 +291,13 @@ impl Rounds<'_> {
     fn scatter(&mut self, block: Block, sums: &mut GradientSums) -> vlm_models::Result<()> {
         self.add_sums(sums)?;
         for flat in self.trained_flats(block).collect::<Vec<_>>() {
+            if let Some(exchanged) = &mut self.exchanged {
+                for id in self.shards.ids(flat) {
+                    if let Some(gradient) = self.gradients.get(id) {
+                        exchanged.gives(id, gradient)?;
+                    }
+                }
+            }
             let own = self.shards.flatten(flat, &mut self.gradients, &self.device);
             let begun = self.peers.collective.begin_scatter(own);
             self.behind.push((flat, begun.map_err(VlmError::Walk)?));

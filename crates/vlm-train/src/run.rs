@@ -47,7 +47,8 @@ pub struct RunOptions<'a> {
     pub questions: Option<&'a Questions>,
     /// Steps between validations.
     pub validate_every: usize,
-    /// The step to record in `step-N.safetensors`.
+    /// The step to record in `step-N.safetensors`, and of rank R above 0 in
+    /// `step-N.rank-R.safetensors`.
     pub record_step: Option<usize>,
     /// The memory in use, in bytes, for the log.
     pub memory: &'a (dyn Fn() -> Option<u64> + 'a),
@@ -268,9 +269,10 @@ fn step(
     };
     let step = step + 1;
     let batch = batch.map_err(|source| VlmTrainError::Data { step, source })?;
-    let done = if trainer.is_first() && options.record_step == Some(step) {
-        let path = options.folder.path();
-        let path = path.join(format!("step-{step}.safetensors"));
+    let done = if options.record_step == Some(step) {
+        let folder = options.folder.path();
+        std::fs::create_dir_all(folder).map_err(VlmTrainError::file("create", folder))?;
+        let path = folder.join(format!("step-{step}.safetensors"));
         trainer.record_step(&batch.micro_batches, &path)?
     } else {
         trainer.step(&batch.micro_batches)?

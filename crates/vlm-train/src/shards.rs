@@ -12,8 +12,8 @@ use std::ops::Range;
 use burn::module::ParamId;
 use burn::tensor::{DType, Device, Tensor};
 use clap::ValueEnum;
-use serde::Serialize;
-use vlm_models::{Block, Vlm, VlmError};
+use serde::{Deserialize, Serialize};
+use vlm_models::{Block, Parameter, Sampled, Vlm, VlmError};
 
 use crate::checkpoint::{Kind, values};
 use crate::error::{Result, VlmTrainError};
@@ -28,7 +28,9 @@ use crate::trainer::Trainer;
 const ALIGNMENT: usize = 64;
 
 /// The tensors of which each device keeps a shard: each line adds to those before.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum Sharding {
     /// None: one all-reduce of gradients per step
@@ -210,6 +212,11 @@ impl Shards {
         self.flats[flat].is_trained
     }
 
+    /// The parameters of a flat.
+    pub(crate) fn ids(&self, flat: usize) -> impl Iterator<Item = ParamId> {
+        self.flats[flat].places.iter().map(|place| place.id)
+    }
+
     /// This rank's part of a flat's weights, if they are in shards.
     pub(crate) fn weights(&self, flat: usize) -> Option<Tensor<1>> {
         self.flats[flat].weights.clone()
@@ -300,6 +307,54 @@ impl Shards {
         }
     }
 
+    /// Samples a parameter from this rank's parts of all flats, repeated for every rank: the
+    /// elements as they were if the part was another rank's.
+    ///
+    /// # Errors
+    /// Those of [`Parameter::sample_at`].
+    pub(crate) fn sample(
+        &self,
+        parameter: &Parameter,
+        parts: &[Tensor<1>],
+        count: usize,
+    ) -> vlm_models::Result<Option<Sampled>> {
+        let Some((flat, place)) = self.find(parameter.id) else {
+            return Ok(None);
+        };
+        let (first, length) = (place.all.start, self.flats[flat].part);
+        let index = |element| (first + element) % length;
+        let sampled = parameter.sample_at(parts[flat].clone(), count, index);
+        sampled.map(Some)
+    }
+
+    /// This rank's parts of all flats' weights, if they are in shards.
+    pub(crate) fn all_weights(&self) -> Vec<Tensor<1>> {
+        let weights = self.flats.iter().filter_map(|flat| flat.weights.clone());
+        weights.collect()
+    }
+
+    /// The rank of each sampled element of a parameter.
+    pub(crate) fn ranks_of(&self, parameter: &Parameter, count: usize) -> Vec<usize> {
+        let found = self.find(parameter.id).into_iter();
+        let ranks = found.flat_map(|(flat, place)| {
+            let part = self.flats[flat].part;
+            let elements = parameter.sampled(count);
+            elements.map(move |element| (place.all.start + element) / part)
+        });
+        ranks.collect()
+    }
+
+    /// This rank's parts of all flats' gradients.
+    pub(crate) fn gradients(&self, gradients: &GradientSums, device: &Device) -> Vec<Tensor<1>> {
+        let of_flat = |index: usize| {
+            let own = self
+                .ids(index)
+                .filter_map(|id| Some((id, gradients.get(id)?)));
+            self.lay_own(index, own.collect(), (device, DType::F32))
+        };
+        (0..self.flats.len()).map(of_flat).collect()
+    }
+
     /// Takes this rank's part of a flat out of the parts of parameters.
     fn part_of(
         &self,
@@ -307,8 +362,10 @@ impl Shards {
         own: &mut HashMap<ParamId, Tensor<1>>,
         device: &Device,
     ) -> Tensor<1> {
-        let ids = self.flats[flat].places.iter().map(|place| place.id);
-        let part = ids.filter_map(|id| Some((id, own.remove(&id)?))).collect();
+        let part = self
+            .ids(flat)
+            .filter_map(|id| Some((id, own.remove(&id)?)))
+            .collect();
         self.lay_own(flat, part, (device, self.flats[flat].dtype))
     }
 }
@@ -358,8 +415,9 @@ impl Wholes<'_> {
             && !self.whole.contains_key(&id)
             && let Some((flat, _)) = shards.find(id)
         {
-            let ids = shards.flats[flat].places.iter().map(|place| place.id);
-            let own = ids.filter_map(|id| Some((id, self.own.remove(&id)?)));
+            let own = shards
+                .ids(flat)
+                .filter_map(|id| Some((id, self.own.remove(&id)?)));
             let dtype = self.kind.dtype(shards.flats[flat].dtype);
             let part = shards.lay_own(flat, own.collect(), (&self.device, dtype));
             let all = peers.collective.all_gather(part).map_err(NoSum::Device)?;

@@ -85,6 +85,11 @@ impl GradientSums {
         self.sums.contains_key(&id)
     }
 
+    /// True if a parameter has a gradient, here or only on other ranks.
+    pub(crate) fn is_anywhere(&self, id: ParamId) -> bool {
+        self.has(id) || self.elsewhere.contains(&id)
+    }
+
     /// True if a gradient is computed together with others.
     pub(crate) fn is_joined(&self, id: ParamId) -> bool {
         self.order.contains(&id) && self.has(id)

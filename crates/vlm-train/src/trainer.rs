@@ -298,6 +298,9 @@ impl Trainer {
         let seen: Vec<bool> = learned().map(|(micro, _)| sees(micro)).collect();
         let (mut loss, mut passes) = (0.0, self.passes(&seen)?);
         let scale = self.loss_scale.map_or(1.0, |scale| scale.factor);
+        if recording.is_some() {
+            passes.record(scale);
+        }
         for (micro, labelled) in learned() {
             let weight = match self.recipe.loss_rule {
                 LossRule::Tokens => *labelled as f64 / all as f64,
@@ -336,7 +339,7 @@ impl Trainer {
         &self,
         batch: &[MicroBatch],
         (mut loss, passes): (f64, Passes<'_>),
-        recording: Option<&mut Recording>,
+        mut recording: Option<&mut Recording>,
     ) -> Result<(f64, GradientSums, f64)> {
         let mut summed = passes.finish().map_err(|error| self.walked(error))?;
         let gradients = &mut summed.gradients;
@@ -349,6 +352,10 @@ impl Trainer {
         }
         let gradients = if let Some(peers) = &self.peers {
             let device = self.model.device().inner();
+            if let Some(recording) = &mut recording {
+                let exchanged = summed.exchanged.take();
+                recording.add_given(&self.parameters, &summed.gradients, exchanged)?;
+            }
             let over_ranks = peers.sum(loss, summed, &self.parameters, &device);
             let step = self.steps + 1;
             let mut gradients;
@@ -362,7 +369,9 @@ impl Trainer {
         };
         let norm = self.norm(&gradients, batch)?;
         if let Some(recording) = recording {
-            recording.add_gradients(&self.parameters, &gradients)?;
+            let device = self.model.device().inner();
+            let shards = self.shards().map(|(shards, _)| (shards, &device));
+            recording.add_gradients(&self.parameters, &gradients, shards)?;
         }
         Ok((loss, gradients, norm))
     }
@@ -477,7 +486,7 @@ impl Trainer {
     }
 
     /// Labelled tokens of each micro-batch.
-    fn labelled(&self, batch: &[MicroBatch]) -> Result<Vec<usize>> {
+    pub(crate) fn labelled(&self, batch: &[MicroBatch]) -> Result<Vec<usize>> {
         let labelled = |micro: &MicroBatch| self.model.labelled(&prompt(micro), &micro.labels);
         Ok(batch.iter().map(labelled).collect::<Result<_, _>>()?)
     }

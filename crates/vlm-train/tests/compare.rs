@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use burn::tensor::TensorData;
 use vlm_data::TrainingSample;
-use vlm_train::compare::{Comparison, Fault, Stage, compare};
+use vlm_train::compare::{Comparison, Fault, Stage, compare as compare_ranks};
 use vlm_train::{StepRecord, TrainedParts, Trainer};
 
 use crate::common::{ALL, FAMILIES, fixtures, load, lora, packed, padded, recipe, samples};
@@ -33,6 +33,11 @@ const FAULTS: [(&str, Fault, &str); 12] = [
     ("old_ids", Fault::PositionIds, "position_ids"),
     ("unapplied", Fault::AdapterMissing, "layer 0, "),
 ];
+
+/// Compares steps of one device each.
+fn compare(left: &StepRecord, right: &StepRecord) -> Comparison {
+    compare_ranks(std::slice::from_ref(left), std::slice::from_ref(right))
+}
 
 fn shown(comparison: &Comparison) -> String {
     let first = comparison.first();

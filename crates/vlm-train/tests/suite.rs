@@ -5,6 +5,7 @@
 
 mod common;
 mod compare;
+mod compare_ranks;
 mod generation;
 mod job;
 mod lazy;

@@ -29,7 +29,12 @@ pub(super) struct Pair<'a> {
 
 impl<'a> Pair<'a> {
     /// Returns `None` if the records have no element in common.
-    fn new(name: &str, left: &'a StepRecord, right: &StepRecord) -> Option<Self> {
+    fn new(
+        (stage, item): (Stage, &str),
+        name: &str,
+        left: &'a StepRecord,
+        right: &StepRecord,
+    ) -> Option<Self> {
         let shape = left.header.shapes.get(name)?;
         if right.header.shapes.get(name) != Some(shape) {
             let elements = None;
@@ -43,8 +48,14 @@ impl<'a> Pair<'a> {
                 true => all,
                 false => record.header.samples,
             };
-            let places = sampled_elements(all, count);
-            Some(places.zip(values.iter().copied()).collect::<Vec<_>>())
+            let places = sampled_elements(all, count).zip(values.iter().copied());
+            let Some(owners) = record.owners(stage, item) else {
+                return Some(places.collect::<Vec<_>>());
+            };
+            let own = record.header.rank.as_ref().map(|rank| rank.rank as f32);
+            let places = places.zip(owners);
+            let own = places.filter(|(_, owner)| Some(**owner) == own);
+            Some(own.map(|(place, _)| place).collect())
         };
         let (left, right) = (kept(left)?, kept(right)?);
         let (mut elements, mut others) = (Vec::with_capacity(left.len()), right.iter().peekable());
@@ -91,7 +102,7 @@ pub(super) struct Facts<'a> {
 }
 
 /// The stage of an item, the line of its sample, and its name.
-fn parsed(name: &str) -> Option<(Stage, &str, &str)> {
+pub(super) fn parsed(name: &str) -> Option<(Stage, &str, &str)> {
     let (stage, rest) = name.split_once('/')?;
     let line_item = |stage| rest.split_once('/').map(|(line, name)| (stage, line, name));
     match stage {
@@ -192,7 +203,7 @@ impl<'a> Facts<'a> {
             .filter(|name| right.items.contains_key(*name))
         {
             if let Some((stage, line, item)) = parsed(name)
-                && let Some(pair) = Pair::new(name, left, right)
+                && let Some(pair) = Pair::new((stage, item), name, left, right)
             {
                 let name_pairs = pairs.entry((stage, item.to_owned())).or_default();
                 name_pairs.insert(line.to_owned(), pair);
@@ -202,7 +213,7 @@ impl<'a> Facts<'a> {
             let missing = one
                 .items
                 .keys()
-                .filter(|name| !other.items.contains_key(*name));
+                .filter(|name| parsed(name).is_some() && !other.items.contains_key(*name));
             missing.cloned().collect()
         });
         Self {
@@ -278,6 +289,7 @@ impl<'a> Facts<'a> {
                 layer: layer(stage, name),
                 difference,
                 allowed: self.allowed(stage),
+                rank: None,
             });
         }
         rows.sort_by_key(|row| (row.stage, rank(row.stage, &row.name), row.name.clone()));

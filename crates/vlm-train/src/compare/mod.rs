@@ -5,17 +5,18 @@
 //! inputs are equal, so the operation that computes it is at fault.
 
 mod facts;
+mod ranks;
 mod suspect;
 
 use std::fmt;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use self::facts::Facts;
 use crate::record::StepRecord;
 
 /// The part of a step that an item belongs to, in causal order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stage {
     /// Tokens, labels, position ids, pictures.
@@ -68,6 +69,9 @@ pub struct Row {
     /// The largest difference explained by the types' rounding.
     #[serde(rename = "rounding")]
     pub allowed: f64,
+    /// The rank with the largest difference, if there are several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rank: Option<usize>,
 }
 
 impl Row {
@@ -80,6 +84,24 @@ impl Row {
 /// A kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Fault {
+    /// Samples that several ranks have, or none.
+    Division,
+    /// A different number of labelled tokens in the divisor of the loss.
+    Count,
+    /// Replicas with different weights.
+    Replicas,
+    /// A part of a tensor on the wrong rank.
+    Part,
+    /// Parts gathered in another order.
+    Order,
+    /// Gathered weights that the ranks do not hold.
+    StaleGather,
+    /// Gradients of ranks that are not summed once each.
+    Sum,
+    /// A gradient norm that is not of all ranks.
+    GradientNorm,
+    /// A part that was not updated.
+    MissedUpdate,
     /// Different tokens, labels or pictures.
     Data,
     /// Different position ids for the same tokens.
@@ -136,6 +158,15 @@ impl Fault {
     /// The description of the fault.
     pub fn text(self) -> &'static str {
         match self {
+            Self::Division => "the division of the batch: a sample is on several ranks, or on none",
+            Self::Count => "the count of labelled tokens, by which the loss is divided",
+            Self::Replicas => "replicas that have grown apart",
+            Self::Part => "a part on the wrong rank",
+            Self::Order => "the order of ranks: parts are gathered in another one",
+            Self::StaleGather => "a stale gather: the weights are not those that the ranks hold",
+            Self::Sum => "the sum of gradients over ranks",
+            Self::GradientNorm => "the gradient norm: it is not that of all ranks' gradients",
+            Self::MissedUpdate => "a part without an update",
             Self::Data => "other data: tokens, labels or pictures differ before the model",
             Self::PositionIds => "position ids: the same tokens have other ids",
             Self::AdapterMissing => "an adapter that one side does not apply",
@@ -202,10 +233,16 @@ impl Comparison {
     }
 }
 
-/// Compares two records, the second with the first.
-pub fn compare(left: &StepRecord, right: &StepRecord) -> Comparison {
-    let facts = Facts::of(left, right);
-    let mut comparison = facts.comparison();
-    comparison.suspicion = facts.suspect(&comparison);
-    comparison
+/// Compares two steps, the second with the first: each is one record, or those of all ranks in
+/// their order. Of ranks, each is compared with the whole other step.
+pub fn compare(left: &[StepRecord], right: &[StepRecord]) -> Comparison {
+    match (left, right) {
+        ([left], [right]) => {
+            let facts = Facts::of(left, right);
+            let mut comparison = facts.comparison();
+            comparison.suspicion = facts.suspect(&comparison);
+            comparison
+        }
+        _ => ranks::compare(left, right),
+    }
 }

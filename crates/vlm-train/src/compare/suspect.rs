@@ -89,6 +89,7 @@ impl Facts<'_> {
                         layer: layer(Stage::Weight, name),
                         difference: f64::INFINITY,
                         allowed: comparison.rows.first().map_or(0.0, |row| row.allowed),
+                        rank: None,
                     };
                     return Some(suspicion(fault, &row, because));
                 }

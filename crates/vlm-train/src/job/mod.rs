@@ -221,12 +221,6 @@ impl Finetune {
                  leave out --samples, or shard gradients at most",
             );
         }
-        if ranks.sharding > Sharding::None && self.options.output.record_step.is_some() {
-            return refused(
-                "--record-step records whole gradients, of which --shard leaves a device its part; \
-                 leave out one of them",
-            );
-        }
         self.ranks = ranks;
         Ok(self)
     }

@@ -89,6 +89,7 @@ impl Peers {
         let Summed {
             gradients,
             computed,
+            exchanged: _,
         } = summed;
         let has = |id| match &computed {
             Some(computed) => computed.contains(&id),

@@ -12,22 +12,37 @@
 //! | `backward/NAME` | samples of a parameter's gradient, of the whole batch, before clipping |
 //! | `update/NAME` | samples of a parameter's change in the step |
 //!
+//! Of several ranks, each has a file of its own, with its samples, and:
+//!
+//! | name | contents |
+//! |---|---|
+//! | `given/NAME` | samples of a parameter's gradient over this rank's samples, before ranks are summed |
+//! | `received/NAME` | with all in shards, samples of a weight as gathered for the forward pass |
+//! | `received-again/NAME` | and for the backward pass |
+//! | `part/NAME` | with anything in shards, the rank that has the element, for each kept one |
+//!
 //! Samples are at [`sampled_elements`](vlm_models::sampled_elements) of the tensor in the order of
 //! files. Except for rounding, a sample's activations do not depend on the cut of the batch.
+
+mod ranks;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 
-use burn::tensor::DType;
+use burn::tensor::{DType, Device};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use vlm_data::{MicroBatch, SampleRows};
 use vlm_models::file::{Entry, Sink, TensorFile};
 use vlm_models::{Batch, Parameter, Sampled, Segment, Trace, Vlm};
 
+pub use self::ranks::RecordRank;
+pub(crate) use self::ranks::{Exchanged, rank_path};
 use crate::batch::prompt;
+use crate::compare::Stage;
 use crate::error::{Result, VlmTrainError};
+use crate::shards::{Sharding, Shards};
 use crate::sums::GradientSums;
 use crate::trainer::{StepReport, Trainer};
 
@@ -40,7 +55,7 @@ const VERSION: u32 = 1;
 const MAX_BYTES: u64 = 1 << 30;
 
 /// The description of a record.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RecordHeader {
     /// The version of the format: 1.
     pub version: u32,
@@ -54,6 +69,15 @@ pub struct RecordHeader {
     pub step: usize,
     /// The loss before the update.
     pub loss: f64,
+    /// The norm of all gradients together, before clipping.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gradient_norm: Option<f64>,
+    /// Labelled tokens of the batch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub labelled: Option<usize>,
+    /// The rank, if there were several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rank: Option<RecordRank>,
     /// Settings that determine the step, by name.
     #[serde(default)]
     pub settings: BTreeMap<String, String>,
@@ -62,7 +86,7 @@ pub struct RecordHeader {
 }
 
 /// A recorded step.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepRecord {
     /// The description.
     pub header: RecordHeader,
@@ -147,10 +171,6 @@ pub(crate) struct Recording {
 }
 
 impl Recording {
-    fn insert(&mut self, name: String, sampled: Sampled) {
-        self.items.insert(name, sampled);
-    }
-
     /// A trace of the samples of a micro-batch. Of videos, the tower's activations are left out.
     pub(crate) fn trace(&self, model: &Vlm, micro: &MicroBatch) -> Result<Trace> {
         let places = self.places(model, micro)?.into_iter();
@@ -274,12 +294,16 @@ impl Recording {
         Ok(())
     }
 
-    /// Adds the gradients of a batch.
+    /// Adds the gradients of a batch, over all ranks.
     pub(crate) fn add_gradients(
         &mut self,
         parameters: &[Parameter],
         gradients: &GradientSums,
+        shards: Option<(&Shards, &Device)>,
     ) -> Result<()> {
+        if let Some(shards) = shards {
+            return self.add_parts(parameters, gradients, shards);
+        }
         for parameter in parameters {
             if let Some(gradient) = gradients.get(parameter.id) {
                 let sampled = parameter.sample(gradient, SAMPLES)?;
@@ -380,20 +404,17 @@ impl<'a> Media<'a> {
 
 impl Trainer {
     /// Runs one step, bit-identical to [`step`](Self::step), and writes a record of it to a file,
-    /// which replaces an older one. At most 1024 elements per tensor are kept.
+    /// which replaces an older one. At most 1024 elements per tensor are kept. With several ranks,
+    /// all call this; the file of rank R above 0 ends in `.rank-R.safetensors`.
     ///
     /// # Errors
-    /// [`VlmTrainError::PartOfGradients`]; those of [`step`](Self::step); [`VlmTrainError::Model`]
-    /// if the file cannot be written; the step is then already complete.
+    /// Those of [`step`](Self::step); [`VlmTrainError::Model`] if the file cannot be written; the
+    /// step is then already complete.
     pub fn record_step(&mut self, batch: &[MicroBatch], path: &Path) -> Result<StepReport> {
-        if self.shards().is_some() {
-            let step = self.steps + 1;
-            return Err(VlmTrainError::PartOfGradients { step });
-        }
         let mut recording = Recording::default();
-        let before = self.model.sample_parameters(SAMPLES, false)?;
+        let before = self.sample_weights(false)?;
         let report = self.step_recording(batch, Some(&mut recording))?;
-        for (name, mut after) in self.model.sample_parameters(SAMPLES, true)? {
+        for (name, mut after) in self.sample_weights(true)? {
             if let Some(before) = before.get(&name) {
                 let pairs = after.values.iter_mut().zip(&before.values);
                 pairs.for_each(|(after, before)| *after -= before);
@@ -402,6 +423,26 @@ impl Trainer {
         }
         for (name, sampled) in before {
             recording.insert(format!("weight/{name}"), sampled);
+        }
+        let rank = self.peers.as_ref().map(|peers| {
+            let [rank, ranks] = peers.place();
+            let sharding = peers.shards.as_ref().map_or(Sharding::None, |s| s.sharding);
+            RecordRank {
+                rank,
+                ranks,
+                sharding,
+                labelled: self.labelled(batch).unwrap_or_default().iter().sum(),
+                in_parts: match sharding {
+                    Sharding::None => vec![],
+                    Sharding::Optimizer | Sharding::Gradients => vec![Stage::Backward],
+                    Sharding::All => vec![Stage::Weight, Stage::Backward, Stage::Update],
+                },
+            }
+        });
+        if let Some((shards, _)) = self.shards() {
+            let parameters = self.model.all_parameters().into_iter();
+            let parameters: Vec<Parameter> = parameters.map(|(parameter, _)| parameter).collect();
+            recording.add_ranks(&parameters, shards);
         }
         let mut settings = BTreeMap::new();
         if let Ok(recipe) = serde_json::to_value(&self.recipe) {
@@ -416,6 +457,9 @@ impl Trainer {
             samples: SAMPLES,
             step: report.step,
             loss: report.loss,
+            gradient_norm: Some(report.gradient_norm),
+            labelled: Some(report.labelled),
+            rank,
             settings,
             shapes: shapes
                 .map(|(name, s)| (name.clone(), s.shape.clone()))
@@ -425,8 +469,24 @@ impl Trainer {
         let items = items
             .map(|(name, sampled)| (name, sampled.values))
             .collect();
-        StepRecord { header, items }.write(path)?;
+        let path = rank_path(path, header.rank.as_ref().map_or(0, |rank| rank.rank));
+        StepRecord { header, items }.write(&path)?;
         Ok(report)
+    }
+
+    /// Samples of all weights, or of all trained ones, by name.
+    fn sample_weights(&self, trained_only: bool) -> Result<BTreeMap<String, Sampled>> {
+        let Some((shards, _)) = self.shards().filter(|_| self.has_weight_shards()) else {
+            return Ok(self.model.sample_parameters(SAMPLES, trained_only)?);
+        };
+        let parts = shards.all_weights();
+        let parameters = self.model.all_parameters().into_iter();
+        let parameters = parameters.filter(|(_, is_trained)| *is_trained || !trained_only);
+        let sampled = parameters.filter_map(|(parameter, _)| {
+            let sampled = shards.sample(&parameter, &parts, SAMPLES).transpose()?;
+            Some(sampled.map(|sampled| (parameter.name, sampled)))
+        });
+        Ok(sampled.collect::<vlm_models::Result<_>>()?)
     }
 }
 
