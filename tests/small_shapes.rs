@@ -11,8 +11,8 @@ use burn::tensor::{DType, Device, Int, Tensor};
 use burn_attention::{
     AdamWOp, Adapter, Attention, AttentionMask, CrossEntropy, GatedDelta, GradientSource,
     MaskRules, Sequences, Window, adamw, adapted_linear_source, adapted_linears, backward_from,
-    gated_delta_step, linear, linear_source, rms_norm, short_convolution, stand_in, swiglu,
-    wide_linear, wide_linear_source,
+    gated_delta_step, grouped_linear, linear, linear_source, rms_norm, short_convolution, stand_in,
+    swiglu, wide_linear, wide_linear_source,
 };
 use rope_burn::rope_core::{Layout, Pairing, Positions, RotarySpec};
 use rope_burn::{Implementation, NormRotaryConfig, Rotary, RotaryAngles, RotaryConfig};
@@ -365,6 +365,12 @@ const FUNCTIONS: &[Function] = &[
         let numbers = [(); 2].map(|()| random.tensor([1, 2]));
         let out = gated_delta_step([q, k, v], numbers, random.tensor([1, 2, 2, 3]));
         out.is_ok_and(|(out, state)| goes_back(&[out]) && goes_back(&[state]))
+    }),
+    ("burn-attention grouped_linear", |random| {
+        let (x, weight) = (random.tensor([3, 2]), random.tensor([2, 4, 2]));
+        let groups = [random.size(1), random.size(2)];
+        let out = grouped_linear(x, weight, &groups);
+        out.is_ok_and(|out| goes_back(&[out]))
     }),
     ("burn-attention short_convolution", |random| {
         let (x, weight) = (random.tensor([1, 3, 2]), random.tensor([2, 4]));

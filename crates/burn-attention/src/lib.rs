@@ -17,6 +17,7 @@ mod error;
 mod gated_delta;
 mod gelu;
 mod gradients;
+mod grouped_linear;
 mod linear;
 #[cfg(feature = "remote-server")]
 pub mod remote;
@@ -42,6 +43,7 @@ pub use error::{AttentionError, Result};
 pub use gated_delta::{GatedDelta, GatedDeltaOp, GatedDeltaOps, KeptStates, gated_delta_step};
 pub use gelu::{GeluOps, gelu};
 pub use gradients::{GradientSource, backward_from, stand_in};
+pub use grouped_linear::{GroupedLinearOp, GroupedLinearOps, grouped_linear};
 pub use linear::{LinearOps, has_linear_kernel, linear, linear_source};
 pub use rms_norm::{RmsNormOps, rms_norm};
 pub use sequences::Sequences;

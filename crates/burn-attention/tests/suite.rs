@@ -5,6 +5,7 @@ mod attention;
 mod cross_entropy;
 mod errors;
 mod gated_delta;
+mod grouped_linear;
 mod linear;
 mod rms_norm;
 mod short_convolution;

@@ -227,9 +227,21 @@ pub struct TextParts {
     pub output_norms: bool,
     /// True if one matrix computes both the gate and the gated value.
     pub joined_gate: bool,
+    /// The experts of feed-forward networks, if some layers have any.
+    pub experts: Option<ExpertParts>,
     /// True if there are layers with a state, norms that multiply by 1 + weight, and a gate on the
     /// output of attention, as in Qwen3.5.
     pub has_states: bool,
+}
+
+/// The facts about experts, of which each token passes some, that a configuration does not state.
+#[derive(Clone, Copy, Debug)]
+pub struct ExpertParts {
+    /// True if the factors of a token's experts sum to 1, whatever the configuration states;
+    /// otherwise its key decides.
+    pub is_normalised: bool,
+    /// True if each token passes another expert too, times the sigmoid of a gate.
+    pub has_shared: bool,
 }
 
 /// The layers of a decoder whose queries see only the last `sliding_window` tokens.

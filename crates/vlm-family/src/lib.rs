@@ -3,8 +3,8 @@
 mod family;
 
 pub use family::{
-    BoxForm, Family, MediaStyle, Names, ProcessorClass, Rename, ResizeRule, TextParts, TowerParts,
-    UnknownModelType, VisionParts, WindowedLayers,
+    BoxForm, ExpertParts, Family, MediaStyle, Names, ProcessorClass, Rename, ResizeRule, TextParts,
+    TowerParts, UnknownModelType, VisionParts, WindowedLayers,
 };
 
 /// Declares the file of each row, and the table.
@@ -21,10 +21,13 @@ families! {
     qwen2_vl,
     qwen2_5_vl,
     qwen3_vl,
+    qwen3_vl_moe,
     qwen3_5,
+    qwen3_5_moe,
     glm4v,
     qwen2,
     qwen3,
+    qwen3_moe,
     llama,
     mistral,
     #[cfg(feature = "example")] example,

@@ -66,6 +66,7 @@ pub(crate) const ROW: Family = Family {
         qk_norm: false,
         output_norms: false,
         joined_gate: false,
+        experts: None,
         has_states: false,
     },
     defaults,

@@ -8,7 +8,7 @@ use crate::qwen3_vl;
 pub(crate) const ROW: Family = Family {
     name: "Qwen3.5",
     model_type: "qwen3_5",
-    other_types: &["qwen3_5_moe"],
+    other_types: &[],
     rotation: "qwen3_5",
     // The checkpoints have a layer for multi-token prediction, which transformers does not read
     // either.

@@ -33,7 +33,7 @@ pub(crate) const VISION: VisionParts = VisionParts {
 pub(crate) const ROW: Family = Family {
     name: "Qwen3-VL",
     model_type: "qwen3_vl",
-    other_types: &["qwen3_vl_moe"],
+    other_types: &[],
     rotation: "qwen3_vl",
     vision: Some(VISION),
     names: Names {

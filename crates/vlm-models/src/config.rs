@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde::de::value::MapDeserializer;
 use serde_json::Value;
-use vlm_family::{Family, TowerParts, VisionParts, WindowedLayers};
+use vlm_family::{ExpertParts, Family, TowerParts, VisionParts, WindowedLayers};
 
 use crate::error::{Result, VlmError};
 use crate::file;
@@ -119,12 +119,31 @@ pub struct TextConfig {
     pub output_gate: bool,
     /// True if the linear layers of the feed-forward networks have a bias.
     pub mlp_bias: bool,
+    /// Feed-forward networks of experts, if any layer has them.
+    pub experts: Option<ExpertConfig>,
     /// The layers with a state, if any.
     pub delta: Option<DeltaConfig>,
     /// Attention over the last tokens, if any layer has it.
     pub window: Option<SlidingWindow>,
     /// The rotation of q and k.
     pub rotation: RotarySpec,
+}
+
+/// Feed-forward networks of several experts, of which each token passes some.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExpertConfig {
+    /// Experts.
+    pub experts: usize,
+    /// Experts that a token passes.
+    pub per_token: usize,
+    /// Channels inside an expert.
+    pub intermediate_size: usize,
+    /// Channels inside the expert that every token passes, if there is one.
+    pub shared_size: Option<usize>,
+    /// True if the factors of a token's experts sum to 1.
+    pub is_normalised: bool,
+    /// Layers with an ordinary feed-forward network.
+    pub dense_layers: Vec<usize>,
 }
 
 /// Layers of a decoder whose queries see only the last tokens.
@@ -280,6 +299,21 @@ struct RawWindow {
     layer_types: Option<Vec<Reach>>,
 }
 
+/// The keys of a decoder with experts.
+#[derive(Deserialize)]
+struct RawExperts {
+    num_experts: usize,
+    /// As transformers 5 names the same number.
+    num_local_experts: Option<usize>,
+    num_experts_per_tok: usize,
+    moe_intermediate_size: usize,
+    shared_expert_intermediate_size: Option<usize>,
+    norm_topk_prob: Option<bool>,
+    decoder_sparse_step: Option<usize>,
+    mlp_only_layers: Option<Vec<usize>>,
+    output_router_logits: Option<bool>,
+}
+
 /// The keys of a decoder with states.
 #[derive(Deserialize)]
 struct RawStates {
@@ -380,6 +414,13 @@ impl VlmConfig {
         let raw_text: RawText = read(text_part, text)?;
         let states = family.text.has_states.then(|| read(text_part, text));
         let states: Option<RawStates> = states.transpose()?;
+        let experts = match &family.text.experts {
+            Some(parts) => {
+                let raw: RawExperts = read(text_part, text)?;
+                Some(ExpertConfig::new(parts, raw, raw_text.num_hidden_layers)?)
+            }
+            None => None,
+        };
         let window = match family.text.windows {
             WindowedLayers::None => None,
             which => SlidingWindow::new(which, read(text_part, text)?, raw_text.num_hidden_layers),
@@ -390,7 +431,10 @@ impl VlmConfig {
         let rotation = RotarySpec::from_hf_config(json)?;
         let config = Self {
             family,
-            text: TextConfig::new(family, raw_text, states, window, rotation)?,
+            text: TextConfig {
+                experts,
+                ..TextConfig::new(family, raw_text, states, window, rotation)?
+            },
             vision: vision.transpose()?,
             position_rules: PositionRules::from_hf_config(json)?,
             implementation: Implementation::Fused,
@@ -461,11 +505,45 @@ impl TextConfig {
             unit_offset: family.text.has_states,
             output_gate: family.text.has_states,
             mlp_bias: raw.mlp_bias == Some(true),
+            experts: None,
             window,
             delta: states
                 .map(|states| DeltaConfig::new(states, raw.num_hidden_layers))
                 .transpose()?,
             rotation,
+        })
+    }
+}
+
+impl ExpertConfig {
+    fn new(parts: &ExpertParts, raw: RawExperts, layers: usize) -> Result<Self> {
+        if raw.output_router_logits == Some(true) {
+            return Err(VlmError::Unsupported {
+                key: "output_router_logits",
+                found: "true".to_owned(),
+                expected: "false: the auxiliary loss of the router is not computed",
+            });
+        }
+        let step = raw.decoder_sparse_step.unwrap_or(1);
+        if step == 0 {
+            return Err(VlmError::Unsupported {
+                key: "decoder_sparse_step",
+                found: "0".to_owned(),
+                expected: "1 or more",
+            });
+        }
+        let dense = raw.mlp_only_layers.unwrap_or_default();
+        let is_dense = |layer: &usize| dense.contains(layer) || !(layer + 1).is_multiple_of(step);
+        Ok(Self {
+            experts: raw.num_local_experts.unwrap_or(raw.num_experts),
+            per_token: raw.num_experts_per_tok,
+            intermediate_size: raw.moe_intermediate_size,
+            shared_size: raw
+                .shared_expert_intermediate_size
+                .filter(|_| parts.has_shared),
+            is_normalised: parts.is_normalised || raw.norm_topk_prob == Some(true),
+            // More layers are refused with the other sizes.
+            dense_layers: (0..layers.min(MAX_LAYERS)).filter(is_dense).collect(),
         })
     }
 }

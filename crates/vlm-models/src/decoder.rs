@@ -11,10 +11,11 @@ use rope_core::{HeadNorm, Layout, Positions};
 use crate::config::{DeltaConfig, SlidingWindow, TextConfig};
 use crate::delta::DeltaAttention;
 use crate::error::Result;
+use crate::experts::ExpertNetwork;
 use crate::layers::{
     Activation, FeedForward, FeedForwardConfig, Gate, LayerCache, RmsNorm, append, attend,
 };
-use crate::linear::Linear;
+use crate::linear::{Draw, Linear};
 use crate::step::{Common, Deepstack};
 use crate::trace::Trace;
 
@@ -152,8 +153,69 @@ pub(crate) struct Layer {
     linear_attn: Option<DeltaAttention>,
     post_self_attn_layernorm: Option<RmsNorm>,
     post_attention_layernorm: RmsNorm,
-    mlp: FeedForward,
+    mlp: Network,
     post_mlp_layernorm: Option<RmsNorm>,
+    /// True if adapters may be beside the matrices of the feed-forward network. In a model with
+    /// experts, PEFT takes their names for those of experts.
+    #[module(skip)]
+    adapts_network: bool,
+}
+
+/// The feed-forward network of a layer.
+#[derive(Module, Debug)]
+enum Network {
+    Dense(FeedForward),
+    Experts(ExpertNetwork),
+}
+
+impl Network {
+    fn new(config: &TextConfig, index: usize, device: &Device) -> Self {
+        let experts = config.experts.as_ref();
+        match experts.filter(|experts| !experts.dense_layers.contains(&index)) {
+            Some(experts) => Self::Experts(ExpertNetwork::new(config, experts, device)),
+            None => Self::Dense(
+                FeedForwardConfig {
+                    input: config.hidden_size,
+                    hidden: config.intermediate_size,
+                    output: config.hidden_size,
+                    gate: if config.joined_gate {
+                        Gate::Joined
+                    } else {
+                        Gate::Own
+                    },
+                    bias: config.mlp_bias,
+                    activation: Activation::Silu,
+                }
+                .init(device),
+            ),
+        }
+    }
+
+    fn forward(&self, x: Tensor<3>, draw: Draw) -> Result<Tensor<3>> {
+        match self {
+            Self::Dense(network) => network.forward(x, draw),
+            Self::Experts(network) => network.forward(x, draw),
+        }
+    }
+
+    /// As [`Linear::source`].
+    fn source(&self, x: Tensor<3>, draw: Draw, gradient: Tensor<3>) -> Result<GradientSource> {
+        match self {
+            Self::Dense(network) => network.source(x, draw, gradient),
+            Self::Experts(network) => {
+                let output = network.forward(x, draw)?;
+                Ok(GradientSource::new(output, gradient)?)
+            }
+        }
+    }
+
+    /// The linear layers that may have adapters, by name.
+    fn linears(&mut self) -> Vec<(&'static str, &mut Linear)> {
+        match self {
+            Self::Dense(network) => network.linears(),
+            Self::Experts(_) => Vec::new(),
+        }
+    }
 }
 
 impl Layer {
@@ -173,20 +235,9 @@ impl Layer {
             linear_attn,
             post_self_attn_layernorm: output_norm(),
             post_attention_layernorm: norm(),
-            mlp: FeedForwardConfig {
-                input: hidden_size,
-                hidden: config.intermediate_size,
-                output: hidden_size,
-                gate: if config.joined_gate {
-                    Gate::Joined
-                } else {
-                    Gate::Own
-                },
-                bias: config.mlp_bias,
-                activation: Activation::Silu,
-            }
-            .init(device),
+            mlp: Network::new(config, index, device),
             post_mlp_layernorm: output_norm(),
+            adapts_network: config.experts.is_none(),
         }
     }
 
@@ -264,7 +315,8 @@ impl Layer {
         let mixing = attention
             .chain(delta)
             .map(|(name, linear)| (name.to_owned(), linear));
-        let mlp = self.mlp.linears().into_iter();
+        let mlp = self.adapts_network.then(|| self.mlp.linears());
+        let mlp = mlp.into_iter().flatten();
         mixing.chain(mlp.map(|(name, linear)| (format!("mlp.{name}"), linear)))
     }
 }

@@ -21,6 +21,7 @@
 //! | `layers` | attention, feed-forward network and norm, shared by both towers |
 //! | `vision`, `decoder` | the two towers |
 //! | `delta` | decoder layers with a state instead of keys and values |
+//! | `experts` | feed-forward networks of experts, of which a token passes some |
 //! | `model` | both together |
 //! | `linear` | a linear layer, and the adapter beside its weight |
 //! | `trained`, `whole`, `lora`, `peft` | what is trained: whole weights; adapters; their files |
@@ -36,6 +37,7 @@ mod config;
 mod decoder;
 mod delta;
 mod error;
+mod experts;
 pub mod file;
 mod generate;
 mod inputs;
@@ -65,7 +67,8 @@ pub use backward::Backward;
 pub use batch::Batch;
 pub use burn_attention::has_linear_kernel;
 pub use config::{
-    DeltaConfig, Interpolation, SlidingWindow, TextConfig, VisionConfig, VisionWindows, VlmConfig,
+    DeltaConfig, ExpertConfig, Interpolation, SlidingWindow, TextConfig, VisionConfig,
+    VisionWindows, VlmConfig,
 };
 pub use error::{Result, VlmError};
 pub use generate::{GenerateOptions, GenerationConfig, KvCache, Sampling};

@@ -120,6 +120,7 @@ impl VlmConfig {
                     name: name.clone(),
                     file,
                     stored: stored.clone(),
+                    pieces: Vec::new(),
                 };
                 if let Some(other) = found.insert(path, tensor) {
                     return Err(VlmError::TwoSpellings {
@@ -129,7 +130,66 @@ impl VlmConfig {
                 }
             }
         }
+        if self.text.experts.is_some() {
+            join_experts(&mut found);
+        }
         Ok(found)
+    }
+}
+
+/// Joins the matrices of single experts, as many checkpoints store them, to one tensor for each
+/// parameter. Matrices that do not fit together are left, and not used.
+fn join_experts(found: &mut BTreeMap<String, Found>) {
+    // Of a parameter, by expert and the matrix's place in it.
+    let mut parameters: BTreeMap<String, BTreeMap<(usize, usize), &str>> = BTreeMap::new();
+    for path in found.keys() {
+        let Some((network, expert)) = path.split_once(".mlp.experts.") else {
+            continue;
+        };
+        let Some((expert, matrix)) = expert.split_once('.') else {
+            continue;
+        };
+        let place = match matrix {
+            "gate_proj.weight" => ("gate_up_proj", 0),
+            "up_proj.weight" => ("gate_up_proj", 1),
+            "down_proj.weight" => ("down_proj", 0),
+            _ => continue,
+        };
+        if let Ok(expert) = expert.parse::<usize>() {
+            let parameter = format!("{network}.mlp.experts.{}", place.0);
+            let of_parameter = parameters.entry(parameter).or_default();
+            of_parameter.insert((expert, place.1), path);
+        }
+    }
+    let mut joined = Vec::new();
+    for (parameter, matrices) in parameters {
+        let of_expert = if parameter.ends_with("gate_up_proj") {
+            2
+        } else {
+            1
+        };
+        let experts = matrices.len() / of_expert;
+        let expected = (0..experts).flat_map(|expert| (0..of_expert).map(move |at| (expert, at)));
+        let pieces: Vec<Found> = matrices.values().map(|path| found[*path].clone()).collect();
+        let Stored { shape, dtype, .. } = &pieces[0].stored;
+        let is_like = |piece: &Found| (&piece.stored.shape, piece.stored.dtype) == (shape, *dtype);
+        if !matrices.keys().copied().eq(expected) || !pieces.iter().all(is_like) {
+            continue;
+        }
+        let [rows, columns] = shape[..] else {
+            continue;
+        };
+        let mut whole = pieces[0].clone();
+        whole.stored.shape = vec![experts, of_expert * rows, columns];
+        whole.pieces = pieces;
+        let paths = matrices.into_values().map(str::to_owned);
+        joined.push((parameter, paths.collect::<Vec<_>>(), whole));
+    }
+    for (parameter, paths, whole) in joined {
+        if !found.contains_key(&parameter) {
+            paths.iter().for_each(|path| _ = found.remove(path));
+            found.insert(parameter, whole);
+        }
     }
 }
 
@@ -148,9 +208,61 @@ pub(crate) struct Found {
     /// Index of the file.
     pub(crate) file: usize,
     pub(crate) stored: Stored,
+    /// The tensors that it joins, of equal shape and type; none if it is one in the file.
+    pub(crate) pieces: Vec<Found>,
 }
 
 impl Found {
+    /// Reads elements; `dtype` must be its type.
+    ///
+    /// # Errors
+    /// [`VlmError::File`]
+    pub(crate) fn read(
+        &self,
+        files: &[Weights],
+        dtype: DType,
+        elements: Range<usize>,
+    ) -> Result<TensorData> {
+        let Some(first) = self.pieces.first() else {
+            return files[self.file].source.read(&self.stored, dtype, elements);
+        };
+        let (length, end) = (first.stored.elements(), elements.end);
+        let (mut bytes, mut next) = (Vec::new(), elements.start);
+        while next < end {
+            let (piece, start) = (&self.pieces[next / length], next % length);
+            let part = start..length.min(start + end - next);
+            next += part.len();
+            bytes.extend_from_slice(&piece.read(files, dtype, part)?.bytes());
+        }
+        Ok(TensorData::from_bytes_vec(bytes, [elements.len()], dtype))
+    }
+
+    /// As [`read`](Self::read), with the last two of three dimensions exchanged.
+    ///
+    /// # Errors
+    /// [`VlmError::File`]
+    fn read_swapped(
+        &self,
+        files: &[Weights],
+        dtype: DType,
+        elements: Range<usize>,
+    ) -> Result<TensorData> {
+        let [rows, columns] = [self.stored.shape[1], self.stored.shape[2]];
+        let (length, width) = (rows * columns, dtype.size());
+        let (mut bytes, mut next) = (Vec::with_capacity(elements.len() * width), elements.start);
+        while next < elements.end {
+            let (matrix, start) = (next / length, next % length);
+            let part = start..length.min(start + elements.end - next);
+            next += part.len();
+            let stored = self.read(files, dtype, matrix * length..(matrix + 1) * length)?;
+            for element in part {
+                let from = (element % rows * columns + element / rows) * width;
+                bytes.extend_from_slice(&stored.bytes()[from..from + width]);
+            }
+        }
+        Ok(TensorData::from_bytes_vec(bytes, [elements.len()], dtype))
+    }
+
     /// The type of its elements, which must be floats.
     ///
     /// # Errors
@@ -207,6 +319,9 @@ impl Kind<'_> {
 pub(crate) struct Part<'a> {
     pub(crate) found: &'a Found,
     pub(crate) dtype: DType,
+    /// True if the last two of its three dimensions are exchanged in the file: the experts of
+    /// Qwen3-VL, as transformers 4 saved them.
+    is_swapped: bool,
 }
 
 impl Part<'_> {
@@ -251,8 +366,19 @@ impl ModuleVisitor for Plan<'_> {
         if self.path.is_transposed() {
             expected.reverse();
         }
-        match found.expect(&expected) {
-            Ok(dtype) => _ = self.uses.insert(path, Part { found, dtype }),
+        let mut swapped = expected.clone();
+        swapped.reverse();
+        swapped.rotate_right(1);
+        let is_swapped = D == 3 && found.stored.shape != expected && found.stored.shape == swapped;
+        match found.expect(if is_swapped { &swapped } else { &expected }) {
+            Ok(dtype) => {
+                let part = Part {
+                    found,
+                    dtype,
+                    is_swapped,
+                };
+                self.uses.insert(path, part);
+            }
             Err(error) => _ = self.error.get_or_insert(error),
         }
     }
@@ -317,9 +443,10 @@ impl ModuleMapper for Load<'_, '_> {
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let part = self.uses.get(&self.path.name());
-        let (Some(Part { found, dtype }), None) = (part, &self.error) else {
+        let (Some(part), None) = (part, &self.error) else {
             return param;
         };
+        let Part { found, dtype, .. } = part;
         let own = match self.own.map(|own| own(param.id)) {
             Some(None) => return param,
             Some(own) => own,
@@ -328,8 +455,10 @@ impl ModuleMapper for Load<'_, '_> {
         let dims: [usize; D] = param.lazy_shape().dims();
         let device = param.lazy_device();
         let to = (&device, self.dtype);
-        let source = &self.files[found.file].source;
-        let read = |part| source.read(&found.stored, *dtype, part);
+        let read = |elements| match part.is_swapped {
+            true => found.read_swapped(self.files, *dtype, elements),
+            false => found.read(self.files, *dtype, elements),
+        };
         let tensor = if self.path.is_transposed() {
             let matrix = [dims[0], dims[1]];
             let tensor = self

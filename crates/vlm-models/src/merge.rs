@@ -226,7 +226,12 @@ impl Merge {
         for (file, weights) in self.files.iter().enumerate() {
             if let Some(stored) = weights.tensors.get(HEAD) {
                 let (name, stored) = (HEAD.to_owned(), stored.clone());
-                let head = Found { name, file, stored };
+                let head = Found {
+                    name,
+                    file,
+                    stored,
+                    pieces: Vec::new(),
+                };
                 head.expect(&expected)?;
                 changed.push((TABLE.to_owned(), head));
             }

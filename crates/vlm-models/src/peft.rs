@@ -272,6 +272,7 @@ impl AdapterFile {
                 name: name.clone(),
                 file: 0,
                 stored: stored.clone(),
+                pieces: Vec::new(),
             };
             let rest = name.strip_prefix(PREFIX).unwrap_or_default();
             match SUFFIXES.iter().position(|(_, end)| rest.ends_with(end)) {

@@ -94,6 +94,16 @@ impl VlmConfig {
             (("num_hidden_layers", text.layers), LAYERS),
             (("num_attention_heads", text.heads), SIZE),
         ];
+        if let Some(experts) = &text.experts {
+            ranges.extend([
+                (("num_experts", experts.experts), SIZE),
+                (("num_experts_per_tok", experts.per_token), SIZE),
+                (("moe_intermediate_size", experts.intermediate_size), SIZE),
+            ]);
+            let shared = experts.shared_size;
+            let shared = shared.map(|size| (("shared_expert_intermediate_size", size), SIZE));
+            ranges.extend(shared);
+        }
         if let Some(window) = &text.window {
             ranges.push((("sliding_window", window.tokens), SIZE));
         }
@@ -113,12 +123,20 @@ impl VlmConfig {
     fn rules(&self) -> Vec<Rule> {
         use Relation::IsMultipleOf;
         let text = &self.text;
+        let experts = text.experts.as_ref();
+        let chosen = experts.map(|experts| Rule {
+            left: ("num_experts_per_tok", experts.per_token),
+            relation: Relation::IsAtMost,
+            right: ("num_experts", experts.experts),
+            reason: "a token passes different experts",
+        });
         let mut rules = vec![Rule {
             left: ("num_attention_heads", text.heads),
             relation: IsMultipleOf,
             right: ("num_key_value_heads", text.kv_heads),
             reason: "each key head serves the same number of query heads",
         }];
+        rules.extend(chosen);
         if let Some(vision) = &self.vision {
             rules.extend(vision.rules(text));
         }

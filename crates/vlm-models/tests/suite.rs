@@ -1,5 +1,7 @@
-//! Configurations' defaults, and merged adapters. One program: each would link all of burn.
+//! Configurations' defaults, files of experts, and merged adapters. One program: each would link
+//! all of burn.
 #![allow(clippy::disallowed_methods, reason = "test code")]
 
 mod defaults;
+mod experts;
 mod merge;

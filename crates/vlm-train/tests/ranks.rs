@@ -20,8 +20,8 @@ use vlm_train::{
 
 use crate::common::ended::expect_ended;
 use crate::common::{
-    ALL, FAMILIES, Folder, Halve, SAMPLES, base, beside, load, lora, packed, recipe, sample,
-    timeless_log,
+    ALL, FAMILIES, Folder, Halve, SAMPLES, WITH_EXPERTS, base, beside, load, lora, packed, recipe,
+    sample, timeless_log,
 };
 
 const FAMILY: &str = "qwen2_5_vl_tiny";
@@ -412,7 +412,7 @@ fn twenty_steps_of_up_to_eight_ranks_learn_what_one_learns() {
 #[test]
 #[ignore = "minutes: in the deep checks"]
 fn twenty_steps_of_all_families_in_shards_are_those_of_replicas() {
-    for family in FAMILIES {
+    for family in FAMILIES.into_iter().chain(WITH_EXPERTS) {
         for (name, trained) in [("lora", lora()), ("full", whole())] {
             let recipe = short(trained, 20);
             // With a number of ranks before, the run ends after two steps and continues.

@@ -11,7 +11,7 @@ use vlm_models::{
     Weights,
 };
 
-use crate::common::{self, ALL, FAMILIES, load, packed, samples};
+use crate::common::{self, ALL, FAMILIES, WITH_EXPERTS, load, packed, samples};
 use crate::{ALLOCATOR, ALONE};
 
 type Gradients = HashMap<ParamId, TensorData>;
@@ -193,7 +193,7 @@ fn variants(family: &str) -> Vec<(String, VlmConfig, Vlm)> {
 #[test]
 fn gradients_are_the_same_to_the_bit() {
     let _alone = ALONE.lock();
-    for family in FAMILIES {
+    for family in FAMILIES.into_iter().chain(WITH_EXPERTS) {
         for (name, config, model) in variants(family) {
             let (loss, whole) = gradients(&model, &config, false);
             let (again, layered) = gradients(&model, &config, true);

@@ -14,7 +14,9 @@ use vlm_models::rope_core::position_ids::Prompt;
 use vlm_models::{Inputs, Vlm, VlmConfig};
 use vlm_train::{TrainedParts, Trainer};
 
-use crate::common::{ALL, FAMILIES, fixtures, load, lora, packed, padded, recipe, sample, samples};
+use crate::common::{
+    ALL, FAMILIES, WITH_EXPERTS, fixtures, load, lora, packed, padded, recipe, sample, samples,
+};
 
 #[derive(Deserialize)]
 struct Curve {
@@ -64,11 +66,15 @@ fn curves(family: &str) -> BTreeMap<String, Curve> {
 }
 
 fn follows(mode: &str, trained: &TrainedParts, steps: usize, within: f64) {
-    for family in FAMILIES {
-        // With states, two runs in f32 grow apart faster: norms before losses.
-        let (steps, norm_bound) = match family {
-            "qwen3_5_tiny" if steps > 20 => (20, 1e-2),
-            _ => (steps, within),
+    for family in FAMILIES.into_iter().chain(WITH_EXPERTS) {
+        // With states, two runs in f32 grow apart faster: norms before losses. With experts too,
+        // torch's own norms in f32 are 9.6e-5 from its float64 in 6 steps, and its losses 1.2e-4 and
+        // norms 7.7e-3 in 20.
+        let (steps, [loss_bound, norm_bound]) = match family {
+            "qwen3_5_tiny" if steps > 20 => (20, [within, 1e-2]),
+            "qwen3_5_moe_tiny" if steps > 20 => (20, [5e-4, 3e-2]),
+            "qwen3_5_moe_tiny" => (steps, [within, 3e-4]),
+            _ => (steps, [within; 2]),
         };
         let curves = curves(family);
         for (name, accumulation, cut) in CUTS {
@@ -77,7 +83,7 @@ fn follows(mode: &str, trained: &TrainedParts, steps: usize, within: f64) {
             let ([loss, norm], _) = follow(family, trained, cut, curve, steps);
             println!("{family} {mode} {name}: loss {loss:.1e}, norm {norm:.1e}");
             assert!(
-                loss < within && norm < norm_bound,
+                loss < loss_bound && norm < norm_bound,
                 "{family} {name}: {loss} {norm}"
             );
         }
@@ -163,7 +169,7 @@ pub(crate) fn stored(path: &Path) -> TensorData {
 
 #[test]
 fn adapters_of_peft_load_with_its_logits_and_train_on() {
-    for family in FAMILIES {
+    for family in FAMILIES.into_iter().chain(WITH_EXPERTS) {
         let folder = fixtures().join("finetune").join(family);
         let (config, model) = load(family);
         let base = logits(&model.valid(), &config);
@@ -182,6 +188,8 @@ fn adapters_of_peft_load_with_its_logits_and_train_on() {
         let linears = match family {
             "glm4v_tiny" => 6 * config.text.layers,
             "qwen3_5_tiny" => 8 + 7 + 8,
+            "qwen3_vl_moe_tiny" => 4 * config.text.layers,
+            "qwen3_5_moe_tiny" => 5 + 4 + 5,
             _ => 7 * config.text.layers,
         };
         assert_eq!(model.parameters().len(), 2 * linears);
@@ -244,7 +252,7 @@ fn names_of_both_generations_are_read_and_others_refused() {
 #[ignore = "writes files for another program"]
 fn write_adapters() {
     let out = PathBuf::from(std::env::var("FINETUNE_OUT").unwrap());
-    for family in FAMILIES {
+    for family in FAMILIES.into_iter().chain(WITH_EXPERTS) {
         let folder = out.join(family);
         let (_, _, cut) = CUTS[2];
         let (_, trainer) = follow(family, &lora(), cut, &curves(family)["lora_4"], 50);

@@ -15,10 +15,17 @@ const EXAMPLE: [[&str; 2]; 3] = [
     ["vision_config", "num_position_embeddings"],
 ];
 
-/// The fixtures of a row: those of the family with its rotation.
-fn cell(family: &Family, model_type: &'static str) -> Cell {
+/// The family with the fixtures of a row.
+pub(super) fn fixtures(family: &'static Family) -> &'static str {
+    match family.model_type {
+        "example_vl" => family.rotation,
+        own => own,
+    }
+}
+
+fn cell(family: &'static Family, model_type: &'static str) -> Cell {
     Cell {
-        family: family.rotation,
+        family: fixtures(family),
         precision: "f32",
         command: model_type,
         data: if family.vision.is_some() {
@@ -30,14 +37,14 @@ fn cell(family: &Family, model_type: &'static str) -> Cell {
 }
 
 /// Gives a configuration a model type. One of no family of its own leaves its own numbers out.
-fn become_type(config: &mut Value, family: &Family, model_type: &str) {
+fn become_type(config: &mut Value, family: &'static Family, model_type: &str) {
     config["model_type"] = json!(model_type);
     for part in ["text_config", "vision_config"] {
         let Some(part) = config.get_mut(part) else {
             continue;
         };
         let stated = part["model_type"].as_str().expect("a type");
-        part["model_type"] = json!(stated.replace(family.rotation, model_type));
+        part["model_type"] = json!(stated.replace(fixtures(family), model_type));
     }
     if model_type == "example_vl" {
         for [part, key] in EXAMPLE {

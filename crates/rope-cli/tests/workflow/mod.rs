@@ -16,9 +16,17 @@ use std::sync::Mutex;
 use std::time::Instant;
 
 /// Families with a folder in tests/fixtures/models and one in tests/fixtures/workflow.
-const FAMILIES: [&str; 5] = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "glm4v"];
+const FAMILIES: [&str; 7] = [
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "qwen3_vl_moe",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "glm4v",
+];
 /// Those of text alone.
-const OF_TEXT: [&str; 4] = ["qwen2", "qwen3", "llama", "mistral"];
+const OF_TEXT: [&str; 5] = ["qwen2", "qwen3", "qwen3_moe", "llama", "mistral"];
 const PRECISIONS: [&str; 3] = ["f32", "bf16", "f16"];
 /// Files of tests/fixtures/workflow.
 const ALL_DATA: [&str; 4] = ["text", "pictures", "video", "mixed"];
@@ -284,7 +292,7 @@ fn few_cells_have_all_pairs() {
 #[test]
 fn each_family_with_a_model_has_cells() {
     let families = vlm_family::FAMILIES.iter();
-    let found: BTreeSet<&str> = families.map(|family| family.rotation).collect();
+    let found: BTreeSet<&str> = families.map(families::fixtures).collect();
     let with_cells = FAMILIES.into_iter().chain(OF_TEXT);
     assert_eq!(found, with_cells.collect());
 }

@@ -146,7 +146,7 @@ const ONE_BLOCK: Family = Family {
 
 static FAMILIES: [Family; 8] = [
     Family {
-        model_types: &["qwen2", "qwen3", "llama", "mistral"],
+        model_types: &["qwen2", "qwen3", "qwen3_moe", "llama", "mistral"],
         text_alone: true,
         ..ONE_BLOCK
     },

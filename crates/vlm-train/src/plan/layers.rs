@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
 
-use vlm_models::{DeltaConfig, LoraConfig, TextConfig, VisionConfig};
+use vlm_models::{DeltaConfig, ExpertConfig, LoraConfig, TextConfig, VisionConfig};
 
 use super::MicroShape;
 use super::delta::{Rule, convolution};
 use super::dry::{Ghost, Run, Var};
-use super::ops::{self, Adapter, LayerNorm, Linear, RmsNorm};
+use super::ops::{self, Adapter, GroupedLinear, LayerNorm, Linear, RmsNorm};
 
 /// The parameters that a recipe trains, by name in the module.
 pub(super) struct Trained<'a> {
@@ -139,6 +139,96 @@ impl Act {
     }
 }
 
+/// A router, and experts that have equally many tokens.
+struct Experts {
+    router: Linear,
+    gate_up: GroupedLinear,
+    down: GroupedLinear,
+    per_token: usize,
+    is_normalised: bool,
+    /// The expert of all tokens, and its gate.
+    shared: Option<(FeedForward, Linear)>,
+}
+
+impl Experts {
+    fn new(scope: &Scope<'_>, channels: usize, config: &ExpertConfig) -> Self {
+        let (hidden, is_trained) = (config.intermediate_size, scope.is_trained);
+        let matrices = |inputs, outputs| GroupedLinear {
+            groups: config.experts,
+            inputs,
+            outputs,
+            is_trained,
+        };
+        let linear = |name: &str, sizes| scope.linear(&format!("mlp.{name}"), sizes, false);
+        let shared = config.shared_size.map(|size| {
+            let network = FeedForward {
+                gate: Some(linear("shared_expert.gate_proj", [channels, size])),
+                up: linear("shared_expert.up_proj", [channels, size]),
+                down: linear("shared_expert.down_proj", [size, channels]),
+                joined: None,
+                activation: Act::Silu,
+            };
+            (network, linear("shared_expert_gate", [channels, 1]))
+        });
+        Self {
+            router: linear("gate", [channels, config.experts]),
+            gate_up: matrices(channels, 2 * hidden),
+            down: matrices(hidden, channels),
+            per_token: config.per_token,
+            is_normalised: config.is_normalised,
+            shared,
+        }
+    }
+
+    fn forward(&self, run: &Run, x: Var) -> Var {
+        let (channels, wide) = (self.gate_up.inputs, run.types.wide);
+        let tokens = x.value.elems / channels;
+        let rows = tokens * self.per_token;
+        let logits = self.router.by_burn(run, x.clone());
+        let logits = ops::cast(run, logits, wide);
+        let probabilities = ops::function(run, logits);
+        let mut shares = ops::select(run, probabilities, rows);
+        if self.is_normalised {
+            shares = ops::function(run, shares);
+        }
+        let sorted = ops::select(run, x.clone(), rows * channels);
+        let both = self.gate_up.forward(run, sorted);
+        let half = both.value.elems / 2;
+        let gate = ops::narrowed(run, both.clone(), half);
+        let gated = ops::swiglu(run, gate, ops::narrowed(run, both, half));
+        let outputs = self.down.forward(run, gated);
+        let outputs = ops::select(run, outputs, rows * channels);
+        let outputs = ops::cast(run, outputs, wide);
+        let sum = ops::weighted_sum(run, [outputs, shares], tokens * channels);
+        let sum = ops::cast(run, sum, run.types.narrow);
+        match &self.shared {
+            Some((network, gate)) => {
+                let open = gate.forward(run, x.clone());
+                let open = ops::function(run, open);
+                let shared = network.forward(run, x);
+                let shared = ops::weighted_sum(run, [shared, open], tokens * channels);
+                ops::add(run, sum, shared)
+            }
+            None => sum,
+        }
+    }
+}
+
+/// The feed-forward network of a layer.
+enum Network {
+    Dense(FeedForward),
+    Experts(Experts),
+}
+
+impl Network {
+    fn forward(&self, run: &Run, x: Var) -> Var {
+        match self {
+            Self::Dense(network) => network.forward(run, x),
+            Self::Experts(network) => network.forward(run, x),
+        }
+    }
+}
+
 /// A layer of the decoder.
 pub(super) struct Layer {
     input_norm: RmsNorm,
@@ -146,7 +236,7 @@ pub(super) struct Layer {
     /// The norms of outputs, and of the network's input.
     mixed_norm: Option<RmsNorm>,
     network_norm: RmsNorm,
-    network: FeedForward,
+    network: Network,
     output_norm: Option<RmsNorm>,
 }
 
@@ -195,26 +285,33 @@ impl Layer {
         };
         let (own_gate, bias) = (!config.joined_gate, config.mlp_bias);
         let up = if own_gate { inner } else { 2 * inner };
-        Self {
-            input_norm: norm(),
-            mixing,
-            mixed_norm: config.output_norms.then(norm),
-            network_norm: norm(),
-            network: FeedForward {
+        let experts = config.experts.as_ref();
+        let network = match experts.filter(|experts| !experts.dense_layers.contains(&index)) {
+            Some(experts) => Network::Experts(Experts::new(&scope, hidden, experts)),
+            None => Network::Dense(FeedForward {
                 gate: own_gate.then(|| scope.linear("mlp.gate_proj", [hidden, inner], bias)),
                 up: scope.linear("mlp.up_proj", [hidden, up], bias),
                 down: scope.linear("mlp.down_proj", [inner, hidden], bias),
                 joined: config.joined_gate.then_some(inner),
                 activation: Act::Silu,
-            },
+            }),
+        };
+        Self {
+            input_norm: norm(),
+            mixing,
+            mixed_norm: config.output_norms.then(norm),
+            network_norm: norm(),
+            network,
             output_norm: config.output_norms.then(norm),
         }
     }
 
     pub(super) fn trains(&self) -> bool {
-        let network = &self.network;
-        let mut linears = vec![&network.up, &network.down];
-        linears.extend(&network.gate);
+        let mut linears: Vec<&Linear> = Vec::new();
+        if let Network::Dense(network) = &self.network {
+            linears.extend([&network.up, &network.down]);
+            linears.extend(&network.gate);
+        }
         match &self.mixing {
             Mixing::Attention(of) => linears.extend([&of.q, &of.k, &of.v, &of.o]),
             Mixing::Delta(of) => linears.extend([&of.qkv, &of.z, &of.b, &of.a, &of.out]),

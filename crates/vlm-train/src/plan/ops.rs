@@ -113,6 +113,33 @@ pub(super) fn multiply(run: &Run, x: Var, y: Var) -> Var {
     })
 }
 
+/// A sum over rows, each times a number.
+pub(super) fn weighted_sum(run: &Run, [x, numbers]: [Var; 2], elems: usize) -> Var {
+    let rows = x.value.elems;
+    let kept = [
+        numbers.node.map(|_| x.value.clone()),
+        x.node.map(|_| numbers.value.clone()),
+    ];
+    let products = x.value.clone().zip(numbers.value.clone());
+    let value = products.reduced(elems);
+    drop(products);
+    let parents = [x.node, numbers.node];
+    run.op(parents, value, move |run, gradient, onward| {
+        let [x, numbers] = kept;
+        let width = gradient.width;
+        if let Some(numbers) = numbers {
+            let _expanded = gradient;
+            onward.give(0, run.tensor(rows, width));
+            drop(numbers);
+        }
+        if let Some(x) = x {
+            let products = run.tensor(rows, width);
+            drop(x);
+            onward.give(1, products.reduced(rows / elems.max(1)));
+        }
+    })
+}
+
 /// A function whose backward has its input, or the copy of it that the function made.
 pub(super) fn function(run: &Run, x: Var) -> Var {
     let kept = x.node.map(|_| x.value.clone());
@@ -281,6 +308,45 @@ impl Linear {
                 if let Some(gradient) = gradient {
                     onward.give(parent, gradient);
                 }
+            }
+        })
+    }
+}
+
+/// The matrices of groups of rows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct GroupedLinear {
+    pub(super) groups: usize,
+    pub(super) inputs: usize,
+    pub(super) outputs: usize,
+    pub(super) is_trained: bool,
+}
+
+impl GroupedLinear {
+    pub(super) fn forward(self, run: &Run, x: Var) -> Var {
+        let Self {
+            groups,
+            inputs,
+            outputs,
+            is_trained,
+        } = self;
+        let (rows, width) = (x.value.elems / inputs, x.value.width);
+        let elems = groups * inputs * outputs;
+        let weight = run.weight(elems, run.types.narrow, is_trained);
+        let kept = weight.node.map(|_| x.value.clone());
+        // The groups' results, and then all together.
+        let joined = move |run: &Run, elems: usize| {
+            let _parts = run.tensor(elems, width);
+            run.tensor(elems, width)
+        };
+        let value = joined(run, rows * outputs);
+        run.op([x.node, weight.node], value, move |run, _, onward| {
+            let _weight = weight.value;
+            if onward.wants(0) {
+                onward.give(0, joined(run, rows * inputs));
+            }
+            if kept.is_some() {
+                onward.give(1, joined(run, elems));
             }
         })
     }
