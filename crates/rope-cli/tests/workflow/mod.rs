@@ -42,7 +42,20 @@ static COMMANDS: [Command; 8] = [
     Command::new("resume", &ALL_DATA, commands::resume),
 ];
 /// Cells that cannot be: family, precision, command, data (`*`: any), and the reason.
-const IMPOSSIBLE: [[&str; 5]; 0] = [];
+const IMPOSSIBLE: [[&str; 5]; 10] = [
+    ["qwen3_5_moe", "bf16", "train adapters", "*", ROUTES],
+    ["qwen3_5_moe", "bf16", "train whole", "*", ROUTES],
+    ["qwen3_5_moe", "bf16", "generate", "*", ROUTES],
+    ["qwen3_5_moe", "bf16", "record, compare", "*", ROUTES],
+    ["qwen3_5_moe", "f16", "train adapters", "*", ROUTES],
+    ["qwen3_5_moe", "f16", "train whole", "*", ROUTES],
+    ["qwen3_5_moe", "f16", "generate", "*", ROUTES],
+    ["qwen3_5_moe", "f16", "record, compare", "*", ROUTES],
+    ["qwen3_5_moe", "f16", "plan", "*", ROUTES],
+    ["qwen3_5_moe", "f16", "resume", "*", ROUTES],
+];
+/// A tiny model with states and experts is too far from itself.
+const ROUTES: &str = "torch's own first norm is 0.2 from its f32 in bf16, and 0.5 in f16";
 /// Programs at a time: the CPUs of continuous integration.
 const AT_ONCE: usize = 2;
 

@@ -127,8 +127,9 @@ pub(super) fn weighted_sum(run: &Run, [x, numbers]: [Var; 2], elems: usize) -> V
     run.op(parents, value, move |run, gradient, onward| {
         let [x, numbers] = kept;
         let width = gradient.width;
+        let _expanded = run.tensor(rows, width);
+        drop(gradient);
         if let Some(numbers) = numbers {
-            let _expanded = gradient;
             onward.give(0, run.tensor(rows, width));
             drop(numbers);
         }
