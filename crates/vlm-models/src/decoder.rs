@@ -162,6 +162,7 @@ pub(crate) struct Layer {
 }
 
 /// The feed-forward network of a layer.
+#[allow(clippy::large_enum_variant, reason = "a module cannot be in a box")]
 #[derive(Module, Debug)]
 enum Network {
     Dense(FeedForward),

@@ -232,7 +232,7 @@ impl Found {
             let (piece, start) = (&self.pieces[next / length], next % length);
             let part = start..length.min(start + end - next);
             next += part.len();
-            bytes.extend_from_slice(&piece.read(files, dtype, part)?.bytes());
+            bytes.extend_from_slice(piece.read(files, dtype, part)?.bytes());
         }
         Ok(TensorData::from_bytes_vec(bytes, [elements.len()], dtype))
     }
