@@ -214,14 +214,14 @@ fn other_families_are_compared_in_positions_and_rotation() {
     let other = copy("qwen3_vl_tiny", "other_family");
     let file = other.join("config.json");
     let config = std::fs::read_to_string(&file).expect("config reads");
-    let config = config.replace("\"qwen3_vl", "\"qwen3_vl_moe");
+    let config = config.replace("\"qwen3_vl", "\"qwen4_exp");
     std::fs::write(&file, config).expect("config is written");
     let output = mrope(&["verify", path(&other)]);
     let table = text(&output);
     assert_eq!(output.status.code(), Some(0), "{table}");
     says(&table, "8 rows of 1 file: 0 out of tolerance");
     says(&table, "skipped");
-    says(&table, "model type \"qwen3_vl_moe\"");
+    says(&table, "model type \"qwen4_exp\"");
 }
 
 #[test]
@@ -735,7 +735,11 @@ fn patches_are_cut_as_the_image_processor_cuts_them() {
 
 #[test]
 fn checkpoints_are_written_as_they_were_read() {
-    for name in FOLDERS {
+    // Experts that a file has one by one are saved together.
+    for name in FOLDERS
+        .into_iter()
+        .filter(|name| *name != "qwen3_5_moe_tiny")
+    {
         let to = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("saved_{name}"));
         std::fs::create_dir_all(&to).expect("folder is made");
         let model = model(name);
