@@ -15,7 +15,7 @@ use crate::experts::ExpertNetwork;
 use crate::layers::{
     Activation, FeedForward, FeedForwardConfig, Gate, LayerCache, RmsNorm, append, attend,
 };
-use crate::linear::{Draw, Linear};
+use crate::linear::{Adaptable, Draw, Linear};
 use crate::step::{Common, Deepstack};
 use crate::trace::Trace;
 
@@ -155,14 +155,13 @@ pub(crate) struct Layer {
     post_attention_layernorm: RmsNorm,
     mlp: Network,
     post_mlp_layernorm: Option<RmsNorm>,
-    /// True if adapters may be beside the matrices of the feed-forward network. In a model with
-    /// experts, PEFT takes their names for those of experts.
+    /// True if adapters may be beside the matrices of a feed-forward network without experts. In a
+    /// model with experts, PEFT takes their names for those of experts.
     #[module(skip)]
-    adapts_network: bool,
+    adapts_dense: bool,
 }
 
 /// The feed-forward network of a layer.
-#[allow(clippy::large_enum_variant, reason = "a module cannot be in a box")]
 #[derive(Module, Debug)]
 enum Network {
     Dense(FeedForward),
@@ -210,11 +209,15 @@ impl Network {
         }
     }
 
-    /// The linear layers that may have adapters, by name.
-    fn linears(&mut self) -> Vec<(&'static str, &mut Linear)> {
+    /// The layers that adapters may be beside, by name.
+    fn adaptable(&mut self) -> Vec<(&'static str, Adaptable<'_>)> {
         match self {
-            Self::Dense(network) => network.linears(),
-            Self::Experts(_) => Vec::new(),
+            Self::Dense(network) => {
+                let linears = network.linears().into_iter();
+                let linears = linears.map(|(name, linear)| (name, Adaptable::Linear(linear)));
+                linears.collect()
+            }
+            Self::Experts(network) => network.adaptable(),
         }
     }
 }
@@ -238,7 +241,7 @@ impl Layer {
             post_attention_layernorm: norm(),
             mlp: Network::new(config, index, device),
             post_mlp_layernorm: output_norm(),
-            adapts_network: config.experts.is_none(),
+            adapts_dense: config.experts.is_none(),
         }
     }
 
@@ -301,8 +304,8 @@ impl Layer {
         Ok((hidden, normalised))
     }
 
-    /// The linear layers by name.
-    pub(crate) fn linears(&mut self) -> impl Iterator<Item = (String, &mut Linear)> {
+    /// The layers that adapters may be beside, by name.
+    pub(crate) fn adaptable(&mut self) -> impl Iterator<Item = (String, Adaptable<'_>)> {
         let attention = self.self_attn.iter_mut().flat_map(|attention| {
             [
                 ("self_attn.q_proj", &mut attention.q_proj),
@@ -315,10 +318,19 @@ impl Layer {
         let delta = delta.flat_map(DeltaAttention::linears);
         let mixing = attention
             .chain(delta)
-            .map(|(name, linear)| (name.to_owned(), linear));
-        let mlp = self.adapts_network.then(|| self.mlp.linears());
+            .map(|(name, linear)| (name.to_owned(), Adaptable::Linear(linear)));
+        let is_dense = matches!(self.mlp, Network::Dense(_));
+        let mlp = (!is_dense || self.adapts_dense).then(|| self.mlp.adaptable());
         let mlp = mlp.into_iter().flatten();
-        mixing.chain(mlp.map(|(name, linear)| (format!("mlp.{name}"), linear)))
+        mixing.chain(mlp.map(|(name, layer)| (format!("mlp.{name}"), layer)))
+    }
+
+    /// The linear layers that adapters are beside by default.
+    pub(crate) fn linears(&mut self) -> impl Iterator<Item = &mut Linear> {
+        self.adaptable().filter_map(|(_, layer)| match layer {
+            Adaptable::Linear(linear) => Some(linear),
+            _ => None,
+        })
     }
 }
 

@@ -1,25 +1,32 @@
 //! A feed-forward network of experts: a router chooses some of them for each token.
 
 use burn::module::{Module, Param};
-use burn::nn::Initializer;
 use burn::tensor::activation::{sigmoid, softmax};
-use burn::tensor::module::linear;
 use burn::tensor::{DType, Device, Tensor};
 use burn_attention::{grouped_linear, swiglu};
 
 use crate::config::{ExpertConfig, TextConfig};
 use crate::error::{Result, VlmError};
 use crate::layers::{Activation, FeedForward, FeedForwardConfig, Gate, OF_CONVOLUTION};
-use crate::linear::{Draw, Linear};
+use crate::linear::{Adaptable, Adapter, Draw, Linear};
 use crate::tensors::indices;
+
+/// The parameters of experts, in transformers' order, and the matrices of each.
+pub(crate) const EXPERT_MATRICES: [(&str, &[&str]); 2] = [
+    ("gate_up_proj", &["gate_proj", "up_proj"]),
+    ("down_proj", &["down_proj"]),
+];
+pub(crate) const PARAMETERS: [&str; 2] = [EXPERT_MATRICES[0].0, EXPERT_MATRICES[1].0];
 
 /// The sum of the chosen experts' outputs, each times its share of the router's probabilities, and
 /// of the shared expert's output, times the sigmoid of its gate.
 #[derive(Module, Debug)]
 pub(crate) struct ExpertNetwork {
-    gate: Router,
+    /// The router.
+    gate: Linear,
     experts: Experts,
-    shared_expert: Option<FeedForward>,
+    /// At most one. A module cannot be in a box, and in place every layer of all models is larger.
+    shared_expert: Vec<FeedForward>,
     shared_expert_gate: Option<Linear>,
     #[module(skip)]
     per_token: usize,
@@ -27,19 +34,42 @@ pub(crate) struct ExpertNetwork {
     is_normalised: bool,
 }
 
-#[derive(Module, Debug)]
-struct Router {
-    /// `[experts, inputs]`
-    weight: Param<Tensor<2>>,
-}
-
-/// The matrices of all experts, each transposed.
+/// The matrices of all experts: gate and up together, gate first, and down.
 #[derive(Module, Debug)]
 struct Experts {
-    /// `[experts, 2 * hidden, inputs]`, gate first.
-    gate_up_proj: Param<Tensor<3>>,
-    /// `[experts, outputs, hidden]`
-    down_proj: Param<Tensor<3>>,
+    gate_up_proj: Matrices,
+    down_proj: Matrices,
+}
+
+/// A matrix of each expert, transposed, and the adapter beside them.
+#[derive(Module, Debug)]
+pub(crate) struct Matrices {
+    /// `[experts, outputs, inputs]`
+    pub(crate) matrices: Param<Tensor<3>>,
+    pub(crate) adapter: Option<Adapter>,
+}
+
+impl Matrices {
+    fn new(shape: [usize; 3], device: &Device) -> Self {
+        let [_, outputs, inputs] = shape;
+        Self {
+            matrices: OF_CONVOLUTION.init_with(shape, Some(inputs), Some(outputs), device),
+            adapter: None,
+        }
+    }
+
+    /// Multiplies rows, sorted by expert, by the transposed matrix of theirs.
+    fn forward(&self, rows: Tensor<2>, counts: &[usize]) -> Result<Tensor<2>> {
+        let y = grouped_linear(rows.clone(), self.matrices.val(), counts)?;
+        let Some(adapter) = &self.adapter else {
+            return Ok(y);
+        };
+        let [a, b] = adapter.of_experts(counts.len());
+        let (narrow, wide) = (y.dtype(), a.dtype());
+        let delta = grouped_linear(grouped_linear(rows.cast(wide), a, counts)?, b, counts)?;
+        // The sum is rounded once, rather than each of its two terms.
+        Ok((y.cast(wide) + delta).cast(narrow))
+    }
 }
 
 /// The experts of some tokens.
@@ -102,8 +132,7 @@ impl ExpertNetwork {
     pub(crate) fn new(text: &TextConfig, config: &ExpertConfig, device: &Device) -> Self {
         let (inputs, hidden) = (text.hidden_size, config.intermediate_size);
         let matrices = |outputs: usize, inputs: usize| {
-            let shape = [config.experts, outputs, inputs];
-            OF_CONVOLUTION.init_with(shape, Some(inputs), Some(outputs), device)
+            Matrices::new([config.experts, outputs, inputs], device)
         };
         let shared = config.shared_size.map(|hidden| FeedForwardConfig {
             input: inputs,
@@ -114,15 +143,7 @@ impl ExpertNetwork {
             activation: Activation::Silu,
         });
         Self {
-            gate: Router {
-                weight: Initializer::init_with(
-                    &OF_CONVOLUTION,
-                    [config.experts, inputs],
-                    Some(inputs),
-                    Some(config.experts),
-                    device,
-                ),
-            },
+            gate: Linear::new(inputs, config.experts, false, device),
             experts: Experts {
                 gate_up_proj: matrices(2 * hidden, inputs),
                 down_proj: matrices(inputs, hidden),
@@ -130,10 +151,28 @@ impl ExpertNetwork {
             shared_expert_gate: shared
                 .as_ref()
                 .map(|_| Linear::new(inputs, 1, false, device)),
-            shared_expert: shared.map(|config| config.init(device)),
+            shared_expert: shared
+                .map(|config| config.init(device))
+                .into_iter()
+                .collect(),
             per_token: config.per_token,
             is_normalised: config.is_normalised,
         }
+    }
+
+    /// The layers that adapters may be beside, by name. PEFT takes the names of the shared expert's
+    /// for those of the others, so none may be beside it.
+    pub(crate) fn adaptable(&mut self) -> Vec<(&'static str, Adaptable<'_>)> {
+        let mut found = vec![("gate", Adaptable::Gate(&mut self.gate))];
+        let shared = self.shared_expert_gate.as_mut();
+        found.extend(shared.map(|gate| ("shared_expert_gate", Adaptable::Gate(gate))));
+        let Experts {
+            gate_up_proj,
+            down_proj,
+        } = &mut self.experts;
+        found.push(("experts.gate_up_proj", Adaptable::Experts(gate_up_proj)));
+        found.push(("experts.down_proj", Adaptable::Experts(down_proj)));
+        found
     }
 
     /// # Shapes
@@ -142,7 +181,7 @@ impl ExpertNetwork {
         let [batch, seq, channels] = x.dims();
         let tokens = batch * seq;
         let flat = x.clone().reshape([tokens, channels]);
-        let logits = linear(flat.clone(), self.gate.weight.val().transpose(), None);
+        let logits = self.gate.forward(flat.clone(), None)?;
         let wide = match x.dtype() {
             DType::F64 => DType::F64,
             _ => DType::F32,
@@ -168,11 +207,11 @@ impl ExpertNetwork {
         }
 
         let rows = flat.select(0, indices(routes.tokens, device));
-        let both = grouped_linear(rows, self.experts.gate_up_proj.val(), &routes.counts)?;
+        let both = self.experts.gate_up_proj.forward(rows, &routes.counts)?;
         let hidden = both.dims()[1] / 2;
         let gate = both.clone().narrow(1, 0, hidden);
         let gated = swiglu(gate, both.narrow(1, hidden, hidden))?;
-        let outputs = grouped_linear(gated, self.experts.down_proj.val(), &routes.counts)?;
+        let outputs = self.experts.down_proj.forward(gated, &routes.counts)?;
         let outputs = outputs.select(0, indices(routes.rows, device));
         let outputs = outputs.reshape([tokens, self.per_token, channels]);
         // The shares are rounded to the type of x, as in transformers, and the sum once.
@@ -180,8 +219,8 @@ impl ExpertNetwork {
         let shares = shares.reshape([tokens, self.per_token, 1]);
         let sum = (outputs.cast(wide) * shares).sum_dim(1).cast(x.dtype());
         let sum = sum.reshape([batch, seq, channels]);
-        match (&self.shared_expert, &self.shared_expert_gate) {
-            (Some(shared), Some(gate)) => {
+        match (&self.shared_expert[..], &self.shared_expert_gate) {
+            ([shared], Some(gate)) => {
                 let open = sigmoid(gate.forward(x.clone(), draw)?);
                 Ok(sum + open * shared.forward(x, draw)?)
             }

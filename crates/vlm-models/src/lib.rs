@@ -74,7 +74,7 @@ pub use error::{Result, VlmError};
 pub use generate::{GenerateOptions, GenerationConfig, KvCache, Sampling};
 pub use inputs::Inputs;
 pub use layers::Activation;
-pub use lora::Parameter;
+pub use lora::{AdaptedLayer, Parameter};
 pub use merge::{Merge, MergeCheck, MergedTensor};
 pub use model::Vlm;
 pub use rope_burn::{Implementation, rope_core};

@@ -9,6 +9,7 @@ use burn_attention::{
 };
 
 use crate::error::Result;
+use crate::experts::Matrices;
 use crate::random::Stream;
 
 /// The random numbers of each row of a layer's input; `None` disables dropout.
@@ -29,12 +30,13 @@ pub(crate) struct Linear {
     has_wide_gradients: bool,
 }
 
-/// A and B of a [`Linear`], in f32 beside 16-bit weights.
+/// A and B beside a weight, in f32 if it is of 16 bits. In PEFT's files, too, the experts of a layer
+/// have one adapter: A has the rows of an expert together, B those of a rank.
 #[derive(Module, Debug)]
 pub(crate) struct Adapter {
-    /// `[rank, inputs]`
+    /// `[rank, inputs]`, or `[experts * rank, inputs]`
     a: Param<Tensor<2>>,
-    /// `[rank, outputs]`
+    /// `[rank, outputs]`, or `[rank * experts, outputs]`
     b: Param<Tensor<2>>,
     /// s A and s B as the kernels take them, during a pass with the current values.
     #[module(skip)]
@@ -57,12 +59,60 @@ pub(crate) fn adapter_dtype(weight: DType) -> DType {
     }
 }
 
-/// The settings that all adapters of a model share.
+/// The settings of an adapter.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AdapterConfig {
-    pub(crate) rank: usize,
+    /// Rows of A and of B.
+    pub(crate) rows: usize,
     pub(crate) scale: f64,
     pub(crate) dropout: f64,
+}
+
+/// A layer that an adapter may be beside.
+pub(crate) enum Adaptable<'a> {
+    Linear(&'a mut Linear),
+    /// A router, or the gate of an expert: adapted only if a target names it.
+    Gate(&'a mut Linear),
+    /// Adapted only if a target names them, without dropout.
+    Experts(&'a mut Matrices),
+}
+
+impl Adaptable<'_> {
+    /// Inputs and outputs.
+    pub(crate) fn sizes(&self) -> [usize; 2] {
+        match self {
+            Self::Linear(layer) | Self::Gate(layer) => layer.weight.lazy_shape().dims(),
+            Self::Experts(experts) => {
+                let [_, outputs, inputs] = experts.matrices.lazy_shape().dims();
+                [inputs, outputs]
+            }
+        }
+    }
+
+    /// The number of matrices.
+    pub(crate) fn count(&self) -> usize {
+        match self {
+            Self::Experts(experts) => experts.matrices.lazy_shape()[0],
+            _ => 1,
+        }
+    }
+
+    pub(crate) fn adapter(&mut self) -> &mut Option<Adapter> {
+        match self {
+            Self::Linear(layer) | Self::Gate(layer) => &mut layer.adapter,
+            Self::Experts(experts) => &mut experts.adapter,
+        }
+    }
+
+    /// The device and the type of its weight.
+    pub(crate) fn like(&self) -> (Device, DType) {
+        match self {
+            Self::Linear(layer) | Self::Gate(layer) => {
+                (layer.weight.device(), layer.weight.dtype())
+            }
+            Self::Experts(experts) => (experts.matrices.device(), experts.matrices.dtype()),
+        }
+    }
 }
 
 /// How a layer is computed.
@@ -87,48 +137,6 @@ impl Linear {
             adapter: None,
             has_wide_gradients: false,
         }
-    }
-
-    /// Inputs and outputs.
-    pub(crate) fn sizes(&self) -> [usize; 2] {
-        self.weight.lazy_shape().dims()
-    }
-
-    /// Adds an adapter without effect: B is 0, and A is uniform within 1 / sqrt(inputs), as in
-    /// PEFT.
-    pub(crate) fn adapt(&mut self, config: AdapterConfig, index: u64, stream: Stream) {
-        let [inputs, outputs] = self.sizes();
-        let device = self.weight.device();
-        let dtype = adapter_dtype(self.weight.dtype());
-        let drawn = stream
-            .part(index)
-            .symmetric(inputs * config.rank, 1.0 / (inputs as f64).sqrt());
-        // The numbers are drawn input by input.
-        let of_rank = |rank: usize| drawn.iter().skip(rank).step_by(config.rank);
-        let a: Vec<_> = (0..config.rank).flat_map(of_rank).copied().collect();
-        let a = TensorData::new(a, [config.rank, inputs]).convert_dtype(dtype);
-        let b = Tensor::zeros([config.rank, outputs], (&device, dtype));
-        self.adapter = Some(Adapter {
-            a: Param::from_tensor(Tensor::from_data(a, (&device, dtype))),
-            b: Param::from_tensor(b),
-            factors: None,
-            scale: config.scale,
-            dropout: config.dropout,
-            index,
-        });
-    }
-
-    /// Adds an adapter with the matrices `[rank, inputs]` and `[rank, outputs]`, the second already
-    /// scaled.
-    pub(crate) fn place(&mut self, a: Tensor<2>, b: Tensor<2>) {
-        self.adapter = Some(Adapter {
-            a: Param::from_tensor(a),
-            b: Param::from_tensor(b),
-            factors: None,
-            scale: 1.0,
-            dropout: 0.0,
-            index: 0,
-        });
     }
 
     pub(crate) fn forward<const D: usize>(&self, x: Tensor<D>, draw: Draw) -> Result<Tensor<D>> {
@@ -290,6 +298,53 @@ pub(crate) fn prepare(mut linears: Vec<&mut Linear>, wide_gradients: bool) {
 }
 
 impl Adapter {
+    /// An adapter without effect: B is 0, and A is uniform within 1 / sqrt(inputs), as in PEFT.
+    pub(crate) fn new(
+        [inputs, outputs]: [usize; 2],
+        config: AdapterConfig,
+        (device, weight): (&Device, DType),
+        stream: (Stream, u64),
+    ) -> Self {
+        let (dtype, rows) = (adapter_dtype(weight), config.rows);
+        let (stream, index) = stream;
+        let drawn = stream
+            .part(index)
+            .symmetric(inputs * rows, 1.0 / (inputs as f64).sqrt());
+        // The numbers are drawn input by input.
+        let of_row = |row: usize| drawn.iter().skip(row).step_by(rows);
+        let a: Vec<_> = (0..rows).flat_map(of_row).copied().collect();
+        let a = TensorData::new(a, [rows, inputs]).convert_dtype(dtype);
+        let a = Tensor::from_data(a, (device, dtype));
+        Self {
+            scale: config.scale,
+            dropout: config.dropout,
+            index,
+            ..Self::of(a, Tensor::zeros([rows, outputs], (device, dtype)))
+        }
+    }
+
+    /// An adapter of the matrices `[rows, inputs]` and `[rows, outputs]`, the second already scaled.
+    pub(crate) fn of(a: Tensor<2>, b: Tensor<2>) -> Self {
+        Self {
+            a: Param::from_tensor(a),
+            b: Param::from_tensor(b),
+            factors: None,
+            scale: 1.0,
+            dropout: 0.0,
+            index: 0,
+        }
+    }
+
+    /// A and s B of each expert, `[experts, rank, inputs]` and `[experts, outputs, rank]`.
+    pub(crate) fn of_experts(&self, experts: usize) -> [Tensor<3>; 2] {
+        let [a, b] = self.scaled();
+        let a = a.transpose();
+        let [[rows, inputs], [_, outputs]] = [a.dims(), b.dims()];
+        let rank = rows / experts;
+        let b = b.reshape([rank, experts, outputs]).permute([1, 2, 0]);
+        [a.reshape([experts, rank, inputs]), b]
+    }
+
     /// A^T and s B.
     fn scaled(&self) -> [Tensor<2>; 2] {
         let b = self.b.val();

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
@@ -14,6 +15,7 @@ use serde::Deserialize;
 
 use crate::config::VlmConfig;
 use crate::error::{Result, VlmError};
+use crate::experts::EXPERT_MATRICES;
 use crate::file::{self, Entry, Sink, Stored, TensorFile};
 use crate::model::Vlm;
 use crate::names::{ModulePath, Remap as _, rename};
@@ -99,7 +101,8 @@ impl VlmConfig {
     /// The tensors of a checkpoint, by the names of their parameters.
     ///
     /// # Errors
-    /// [`VlmError::TwoSpellings`]
+    /// [`VlmError::TwoSpellings`]; for experts in parts, [`VlmError::MissingTensors`],
+    /// [`VlmError::TensorShape`], [`VlmError::TensorUnreadable`].
     pub(crate) fn found(&self, files: &[Weights]) -> Result<BTreeMap<String, Found>> {
         let to_module = self.family.names.to_module();
         // A tied head may be stored, older checkpoints store the frequencies, and some have parts
@@ -116,12 +119,7 @@ impl VlmConfig {
                 if is_no_parameter(&path) {
                     continue;
                 }
-                let tensor = Found {
-                    name: name.clone(),
-                    file,
-                    stored: stored.clone(),
-                    pieces: Vec::new(),
-                };
+                let tensor = Found::new(name.clone(), file, stored.clone());
                 if let Some(other) = found.insert(path, tensor) {
                     return Err(VlmError::TwoSpellings {
                         names: [other.name, name.clone()],
@@ -130,66 +128,69 @@ impl VlmConfig {
                 }
             }
         }
-        if self.text.experts.is_some() {
-            join_experts(&mut found);
+        if let Some(experts) = &self.text.experts {
+            join_experts(&mut found, experts.experts)?;
         }
         Ok(found)
     }
 }
 
 /// Joins the matrices of single experts, as many checkpoints store them, to one tensor for each
-/// parameter. Matrices that do not fit together are left, and not used.
-fn join_experts(found: &mut BTreeMap<String, Found>) {
-    // Of a parameter, by expert and the matrix's place in it.
-    let mut parameters: BTreeMap<String, BTreeMap<(usize, usize), &str>> = BTreeMap::new();
-    for path in found.keys() {
-        let Some((network, expert)) = path.split_once(".mlp.experts.") else {
-            continue;
-        };
-        let Some((expert, matrix)) = expert.split_once('.') else {
-            continue;
-        };
-        let place = match matrix {
-            "gate_proj.weight" => ("gate_up_proj", 0),
-            "up_proj.weight" => ("gate_up_proj", 1),
-            "down_proj.weight" => ("down_proj", 0),
-            _ => continue,
-        };
-        if let Ok(expert) = expert.parse::<usize>() {
-            let parameter = format!("{network}.mlp.experts.{}", place.0);
-            let of_parameter = parameters.entry(parameter).or_default();
-            of_parameter.insert((expert, place.1), path);
+/// parameter.
+///
+/// # Errors
+/// [`VlmError::MissingTensors`], [`VlmError::TensorShape`], [`VlmError::TensorUnreadable`]
+fn join_experts(found: &mut BTreeMap<String, Found>, experts: usize) -> Result<()> {
+    const EXPERTS: &str = ".mlp.experts.";
+    // The networks with single experts, in the module and in the file.
+    let single = found.iter().filter_map(|(path, stored)| {
+        let (network, rest) = path.split_once(EXPERTS)?;
+        let (expert, _) = rest.split_once('.')?;
+        let _number: usize = expert.parse().ok()?;
+        let (name, _) = stored.name.split_once(EXPERTS)?;
+        Some((format!("{network}{EXPERTS}"), format!("{name}{EXPERTS}")))
+    });
+    let networks: BTreeMap<String, String> = single.collect();
+    let mut missing = Vec::new();
+    for (network, name) in networks {
+        for (parameter, matrices) in EXPERT_MATRICES {
+            let mut pieces = Vec::with_capacity(matrices.len());
+            for expert in 0..experts {
+                for matrix in matrices {
+                    let path = |of: &str| format!("{of}{expert}.{matrix}.weight");
+                    match found.remove(&path(&network)) {
+                        Some(piece) => pieces.push(piece),
+                        None => missing.push(path(&name)),
+                    }
+                }
+            }
+            let Some(first) = pieces.first().filter(|_| missing.is_empty()) else {
+                continue;
+            };
+            let [rows, columns] = first.stored.shape[..] else {
+                let (name, found) = (first.name.clone(), first.stored.shape.clone());
+                let reason = format!("expected the matrix of an expert, found {found:?}");
+                return Err(VlmError::TensorUnreadable { name, reason });
+            };
+            let dtype = first.float()?;
+            for piece in &pieces {
+                let found = piece.expect(&[rows, columns])?;
+                if found != dtype {
+                    let reason =
+                        format!("expected {dtype:?}, as of other experts, found {found:?}");
+                    let name = piece.name.clone();
+                    return Err(VlmError::TensorUnreadable { name, reason });
+                }
+            }
+            let mut whole = first.clone();
+            whole.stored.shape = vec![experts, matrices.len() * rows, columns];
+            whole.pieces = pieces;
+            found.insert(format!("{network}{parameter}"), whole);
         }
     }
-    let mut joined = Vec::new();
-    for (parameter, matrices) in parameters {
-        let of_expert = if parameter.ends_with("gate_up_proj") {
-            2
-        } else {
-            1
-        };
-        let experts = matrices.len() / of_expert;
-        let expected = (0..experts).flat_map(|expert| (0..of_expert).map(move |at| (expert, at)));
-        let pieces: Vec<Found> = matrices.values().map(|path| found[*path].clone()).collect();
-        let Stored { shape, dtype, .. } = &pieces[0].stored;
-        let is_like = |piece: &Found| (&piece.stored.shape, piece.stored.dtype) == (shape, *dtype);
-        if !matrices.keys().copied().eq(expected) || !pieces.iter().all(is_like) {
-            continue;
-        }
-        let [rows, columns] = shape[..] else {
-            continue;
-        };
-        let mut whole = pieces[0].clone();
-        whole.stored.shape = vec![experts, of_expert * rows, columns];
-        whole.pieces = pieces;
-        let paths = matrices.into_values().map(str::to_owned);
-        joined.push((parameter, paths.collect::<Vec<_>>(), whole));
-    }
-    for (parameter, paths, whole) in joined {
-        if !found.contains_key(&parameter) {
-            paths.iter().for_each(|path| _ = found.remove(path));
-            found.insert(parameter, whole);
-        }
+    match missing.is_empty() {
+        true => Ok(()),
+        false => Err(VlmError::MissingTensors { names: missing }),
     }
 }
 
@@ -210,9 +211,28 @@ pub(crate) struct Found {
     pub(crate) stored: Stored,
     /// The tensors that it joins, of equal shape and type; none if it is one in the file.
     pub(crate) pieces: Vec<Found>,
+    /// Its elements, if they were computed from others of the file.
+    pub(crate) values: Option<Arc<TensorData>>,
 }
 
 impl Found {
+    pub(crate) fn new(name: String, file: usize, stored: Stored) -> Self {
+        Self {
+            name,
+            file,
+            stored,
+            pieces: Vec::new(),
+            values: None,
+        }
+    }
+
+    /// The tensor with these elements in place of its own.
+    pub(crate) fn with_values(mut self, values: TensorData) -> Self {
+        self.stored.shape = values.shape().to_vec();
+        self.values = Some(Arc::new(values));
+        self
+    }
+
     /// Reads elements; `dtype` must be its type.
     ///
     /// # Errors
@@ -223,6 +243,11 @@ impl Found {
         dtype: DType,
         elements: Range<usize>,
     ) -> Result<TensorData> {
+        if let Some(values) = &self.values {
+            let bytes = elements.start * dtype.size()..elements.end * dtype.size();
+            let bytes = values.bytes()[bytes].to_vec();
+            return Ok(TensorData::from_bytes_vec(bytes, [elements.len()], dtype));
+        }
         let Some(first) = self.pieces.first() else {
             return files[self.file].source.read(&self.stored, dtype, elements);
         };
@@ -241,7 +266,7 @@ impl Found {
     ///
     /// # Errors
     /// [`VlmError::File`]
-    fn read_swapped(
+    pub(crate) fn read_swapped(
         &self,
         files: &[Weights],
         dtype: DType,
@@ -320,8 +345,9 @@ pub(crate) struct Part<'a> {
     pub(crate) found: &'a Found,
     pub(crate) dtype: DType,
     /// True if the last two of its three dimensions are exchanged in the file: the experts of
-    /// Qwen3-VL, as transformers 4 saved them.
-    is_swapped: bool,
+    /// Qwen3-VL, as transformers 4 saved them. As in transformers 5, the shape decides: of equal
+    /// dimensions, a file is taken to be of transformers 5.
+    pub(crate) is_swapped: bool,
 }
 
 impl Part<'_> {

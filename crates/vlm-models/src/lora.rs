@@ -1,13 +1,13 @@
-//! The trained parameters, and low-rank adapters beside linear layers.
+//! The trained parameters, and low-rank adapters beside linear layers and experts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{DType, Tensor};
 use burn_store::KeyRemapper;
 
 use crate::error::{Result, VlmError};
-use crate::linear::{AdapterConfig, Linear, prepare};
+use crate::linear::{Adaptable, Adapter, AdapterConfig, Linear, prepare};
 use crate::model::Vlm;
 use crate::names::{ModulePath, Remap as _, class_name};
 use crate::random::Stream;
@@ -193,32 +193,43 @@ impl Vlm {
         Ok(model)
     }
 
-    /// The linear layers with adapters under a configuration: the name in the module, inputs and
-    /// outputs. It does not initialise lazy weights.
+    /// The layers with adapters under a configuration. It does not initialise lazy weights.
     ///
     /// # Errors
     /// Those of [`with_lora`](Self::with_lora).
-    pub fn adapted_linears(&mut self, config: &LoraConfig) -> Result<Vec<(String, [usize; 2])>> {
+    pub fn adapted_linears(&mut self, config: &LoraConfig) -> Result<Vec<AdaptedLayer>> {
         let chosen = self.adapted(config)?;
-        let linears = self.linears().into_iter();
-        let linears = linears.filter(|(path, _)| chosen.contains(path));
-        Ok(linears
-            .map(|(path, linear)| (path, linear.sizes()))
+        let to_class = self.family.names.to_class();
+        let layers = self.adaptable().into_iter();
+        let layers = layers.filter(|(path, _)| chosen.contains(path));
+        Ok(layers
+            .map(|(path, layer)| {
+                let [inputs, outputs] = layer.sizes();
+                let (rank, scale) = config.of(&class_name(&to_class, &path));
+                AdaptedLayer {
+                    rank,
+                    scale,
+                    matrices: layer.count(),
+                    inputs,
+                    outputs,
+                    path,
+                }
+            })
             .collect())
     }
 
-    /// The linear layers that a configuration selects, by name in transformers.
+    /// The layers that a configuration selects, by name in transformers.
     ///
     /// # Errors
     /// Those of [`with_lora`](Self::with_lora).
     pub fn adapted_layers(&mut self, config: &LoraConfig) -> Result<Vec<String>> {
         let chosen = self.adapted(config)?;
-        let names = self.linear_names().into_iter();
+        let names = self.layer_names().into_iter();
         let names = names.filter(|(path, _)| chosen.contains(path));
         Ok(names.map(|(_, name)| name).collect())
     }
 
-    /// The linear layers that a configuration selects, by name in the module.
+    /// The layers that a configuration selects, by name in the module.
     fn adapted(&mut self, config: &LoraConfig) -> Result<Vec<String>> {
         config.check()?;
         let depth = self.language_model.depth();
@@ -228,7 +239,12 @@ impl Vlm {
                 depth,
             });
         }
-        let names = self.linear_names();
+        let names = self.layer_names();
+        let by_default = self.adaptable().into_iter().filter_map(|(path, layer)| {
+            let is_linear = matches!(layer, Adaptable::Linear(_));
+            is_linear.then_some(path)
+        });
+        let by_default: BTreeSet<String> = by_default.collect();
         let is_in_layers = |path: &str| match layer_of(path) {
             Some(layer) => config.layers.is_empty() || config.layers.contains(&layer),
             None => true,
@@ -251,16 +267,28 @@ impl Vlm {
                 return Err(no_target(target.text));
             }
         }
-        let is_target = |name: &str| targets.is_empty() || targets.iter().any(|t| t.matches(name));
-        let chosen = candidates.iter().filter(|(_, name)| is_target(name));
+        let is_target = |path: &str, name: &str| match targets.is_empty() {
+            true => by_default.contains(path),
+            false => targets.iter().any(|target| target.matches(name)),
+        };
+        let chosen = candidates
+            .iter()
+            .filter(|(path, name)| is_target(path, name));
         let chosen: Vec<String> = chosen.map(|(path, _)| path.clone()).collect();
+        if config.dropout > 0.0 && !chosen.iter().all(|path| by_default.contains(path)) {
+            return Err(VlmError::Unsupported {
+                key: "dropout",
+                found: config.dropout.to_string(),
+                expected: "0 for adapters beside experts and routers, as in PEFT",
+            });
+        }
         if chosen.is_empty() {
             return Err(no_target("all linear layers"));
         }
         let whole = self.whole(&config.whole)?;
         if let Some(layer) = chosen
             .iter()
-            .find(|path| whole.contains(&format!("{path}.weight")))
+            .find(|path| whole.contains(*path) || whole.contains(&format!("{path}.weight")))
         {
             return Err(VlmError::Unsupported {
                 key: "a layer trained whole",
@@ -274,8 +302,7 @@ impl Vlm {
     /// The model for one pass: its adapters in the form of the device's kernels, if it has any.
     pub(crate) fn for_pass(&self, wide_gradients: bool) -> Self {
         let mut model = self.clone();
-        let linears = model.linears().into_iter();
-        prepare(linears.map(|(_, linear)| linear).collect(), wide_gradients);
+        prepare(model.linears(), wide_gradients);
         model.language_model.prepare(wide_gradients);
         model
     }
@@ -289,56 +316,92 @@ impl Vlm {
 
     fn remove_adapters(&mut self) {
         self.lora = None;
-        for (_, linear) in self.linears() {
-            linear.adapter = None;
+        for (_, mut layer) in self.adaptable() {
+            *layer.adapter() = None;
         }
     }
 
-    /// Adds adapters to the linear layers that `is_target` selects by their names in the module.
+    /// Adds adapters to the layers that `is_target` selects by their names in the module.
     pub(crate) fn adapt(
         &mut self,
         config: &LoraConfig,
         seed: u64,
         is_target: impl Fn(&str) -> bool,
     ) {
-        let shared = AdapterConfig {
-            rank: config.rank,
-            scale: config.scale(),
-            dropout: config.dropout,
-        };
         let stream = Stream::new(seed);
-        for (index, (path, linear)) in self.linears().into_iter().enumerate() {
+        let to_class = self.family.names.to_class();
+        for (index, (path, mut layer)) in self.adaptable().into_iter().enumerate() {
             if is_target(&path) {
-                linear.adapt(shared, index as u64, stream);
+                let (rank, scale) = config.of(&class_name(&to_class, &path));
+                let settings = AdapterConfig {
+                    rows: rank * layer.count(),
+                    scale,
+                    dropout: config.dropout,
+                };
+                let (device, dtype) = layer.like();
+                let drawn = (stream, index as u64);
+                let adapter = Adapter::new(layer.sizes(), settings, (&device, dtype), drawn);
+                *layer.adapter() = Some(adapter);
             }
         }
         self.lora = Some(config.clone());
     }
 
-    /// The linear layers except the output head, by name in the module.
-    pub(crate) fn linears(&mut self) -> Vec<(String, &mut Linear)> {
+    /// The layers that adapters may be beside, by name in the module. Those that are adapted only if
+    /// a target names them are last.
+    pub(crate) fn adaptable(&mut self) -> Vec<(String, Adaptable<'_>)> {
         let visual = self.visual.iter_mut().flat_map(VisionTower::linears);
-        let visual = visual.map(|(name, linear)| (format!("visual.{name}"), linear));
+        let visual =
+            visual.map(|(name, linear)| (format!("visual.{name}"), Adaptable::Linear(linear)));
         let layers = self.language_model.layers.iter_mut().enumerate();
         let decoder = layers.flat_map(|(index, layer)| {
             let prefix = format!("language_model.layers.{index}");
-            let linears = layer.linears();
-            linears.map(move |(name, linear)| (format!("{prefix}.{name}"), linear))
+            let layers = layer.adaptable();
+            layers.map(move |(name, layer)| (format!("{prefix}.{name}"), layer))
         });
-        visual.chain(decoder).collect()
+        let mut found: Vec<_> = visual.chain(decoder).collect();
+        found.sort_by_key(|(_, layer)| !matches!(layer, Adaptable::Linear(_)));
+        found
     }
 
-    /// The linear layers except the output head, by name in the module and in transformers.
-    pub(crate) fn linear_names(&mut self) -> Vec<(String, String)> {
+    /// The linear layers that adapters are beside by default.
+    fn linears(&mut self) -> Vec<&mut Linear> {
+        let layers = self.adaptable().into_iter();
+        let linears = layers.filter_map(|(_, layer)| match layer {
+            Adaptable::Linear(linear) => Some(linear),
+            _ => None,
+        });
+        linears.collect()
+    }
+
+    /// The layers that adapters may be beside, by name in the module and in transformers.
+    pub(crate) fn layer_names(&mut self) -> Vec<(String, String)> {
         let to_class = self.family.names.to_class();
-        let linears = self.linears().into_iter();
-        linears
+        let layers = self.adaptable().into_iter();
+        layers
             .map(|(path, _)| {
                 let name = class_name(&to_class, &path);
                 (path, name)
             })
             .collect()
     }
+}
+
+/// A layer with an adapter.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AdaptedLayer {
+    /// Its name in the module.
+    pub path: String,
+    /// Rows of A and of B for each matrix.
+    pub rank: usize,
+    /// The factor of the product of A and B.
+    pub scale: f64,
+    /// The number of matrices: the experts, or 1.
+    pub matrices: usize,
+    /// Columns of A.
+    pub inputs: usize,
+    /// Columns of B.
+    pub outputs: usize,
 }
 
 /// The index of the decoder layer of a linear layer, by its name in the module.

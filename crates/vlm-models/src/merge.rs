@@ -18,8 +18,8 @@ use crate::config::VlmConfig;
 use crate::error::{Result, VlmError};
 use crate::file::{self, Sink, TensorFile};
 use crate::linear::adapter_dtype;
-use crate::load::{Found, INDEX, Kind, SINGLE, Weights, fingerprint, weights};
-use crate::model::{HEAD, TABLE, Vlm};
+use crate::load::{Found, INDEX, Kind, Part, SINGLE, Weights, fingerprint, weights};
+use crate::model::{HEAD, TABLE};
 use crate::peft::AdapterFile;
 use crate::streamed::{OpenAdapter, Streamed, logits_allowed};
 
@@ -54,9 +54,23 @@ pub struct Merge {
     found: BTreeMap<String, Found>,
     /// The tensors of the adapters that replace those of the same parameters.
     replaced: BTreeMap<String, Found>,
-    /// The base's tensors that change, by their parameters.
-    changed: Vec<(String, Found)>,
+    changed: Vec<Changed>,
     adapters: Vec<OpenAdapter>,
+}
+
+/// A tensor of the base that changes.
+#[derive(Clone, Debug)]
+struct Changed {
+    /// Its parameter, or the one of which it is a part.
+    path: String,
+    found: Found,
+    /// The number of matrices in it, the first of which is this one of its parameter.
+    matrices: usize,
+    first: usize,
+    /// The row of that matrix with which it begins.
+    row: usize,
+    /// True if its matrices are transposed in the file.
+    is_swapped: bool,
 }
 
 /// A merged weight.
@@ -110,7 +124,7 @@ impl Merge {
         let files = weights(base)?;
         let found = config.found(&files)?;
         let mut model = config.init(device)?;
-        model.plan(Kind::Base, &found)?;
+        let uses = model.plan(Kind::Base, &found)?;
         let base_print = (!any_base)
             .then(|| fingerprint(&files, &found))
             .transpose()?;
@@ -119,7 +133,7 @@ impl Merge {
             device: device.clone(),
             config,
             files,
-            found,
+            found: found.clone(),
             replaced: BTreeMap::new(),
             changed: Vec::new(),
             adapters: Vec::new(),
@@ -129,18 +143,18 @@ impl Merge {
             if let Some(base_print) = base_print {
                 file.expect_base(folder, base_print)?;
             }
-            merge.add(file, *factor, &mut model)?;
+            merge.add(file, *factor)?;
         }
         model.plan(Kind::Base, &merge.merged())?;
-        merge.changed = merge.changed_tensors()?;
+        merge.changed = merge.changed_tensors(&uses)?;
         Ok(merge)
     }
 
-    /// Adds an adapter for `model`.
+    /// Adds an adapter.
     ///
     /// # Errors
-    /// [`VlmError::Unsupported`], [`VlmError::TensorShape`], [`VlmError::TensorUnreadable`].
-    fn add(&mut self, file: AdapterFile, factor: f64, model: &mut Vlm) -> Result<()> {
+    /// [`VlmError::Unsupported`]
+    fn add(&mut self, file: AdapterFile, factor: f64) -> Result<()> {
         let unsupported = |key, found: String, expected| VlmError::Unsupported {
             key,
             found,
@@ -155,16 +169,6 @@ impl Merge {
             let key = "the weight of an adapter with modules_to_save";
             return Err(unsupported(key, factor.to_string(), "1"));
         }
-        let (rank, scale) = (file.config.rank, file.config.scale() * factor);
-        for (path, linear) in model.linears() {
-            let Some([a, b]) = file.layers.get(&path) else {
-                continue;
-            };
-            let [inputs, outputs] = linear.sizes();
-            for (half, expected) in [(a, [rank, inputs]), (b, [outputs, rank])] {
-                half.expect(&expected)?;
-            }
-        }
         let index = self.files.len();
         let moved = |found: Found| Found {
             file: index,
@@ -177,12 +181,12 @@ impl Merge {
                 return Err(unsupported("modules_to_save", other.name, expected));
             }
         }
-        let layers = file.layers.into_iter();
+        let layers = file.layers.into_iter().map(|(path, halves)| {
+            let scale = file.scales[&path] * factor;
+            (path, (halves.map(moved), scale))
+        });
         self.adapters.push(OpenAdapter {
-            layers: layers
-                .map(|(path, halves)| (path, halves.map(moved)))
-                .collect(),
-            scale,
+            layers: layers.collect(),
         });
         let is_adapted = |path: &&String| {
             let layer = path.trim_end_matches(".weight");
@@ -206,34 +210,61 @@ impl Merge {
         merged
     }
 
-    /// The base's tensors that change, by their parameters. A tied head that is stored beside the
-    /// word embeddings changes as these do.
+    /// The base's tensors that change. A tied head that is stored beside the word embeddings changes
+    /// as these do.
     ///
     /// # Errors
     /// [`VlmError::TensorShape`] for a stored head of another shape.
-    fn changed_tensors(&self) -> Result<Vec<(String, Found)>> {
-        let is_changed = |(path, _): &(&String, &Found)| {
+    fn changed_tensors(&self, uses: &BTreeMap<String, Part<'_>>) -> Result<Vec<Changed>> {
+        let is_changed = |(path, _): &(&String, &Part<'_>)| {
             let layer = path.trim_end_matches(".weight");
             let has_layer = |adapter: &OpenAdapter| adapter.layers.contains_key(layer);
             self.replaced.contains_key(*path) || self.adapters.iter().any(has_layer)
         };
-        let own = |(path, found): (&String, &Found)| (path.clone(), found.clone());
-        let mut changed: Vec<_> = self.found.iter().filter(is_changed).map(own).collect();
+        let mut changed = Vec::new();
+        for (path, part) in uses.iter().filter(is_changed) {
+            let whole = Changed {
+                path: path.clone(),
+                found: part.found.clone(),
+                matrices: match part.found.stored.shape[..] {
+                    [matrices, _, _] => matrices,
+                    _ => 1,
+                },
+                first: 0,
+                row: 0,
+                is_swapped: part.is_swapped,
+            };
+            let of_expert = part.found.pieces.len() / whole.matrices;
+            if of_expert == 0 {
+                changed.push(whole);
+            }
+            for (index, piece) in part.found.pieces.iter().enumerate() {
+                changed.push(Changed {
+                    path: path.clone(),
+                    found: piece.clone(),
+                    matrices: 1,
+                    first: index / of_expert,
+                    row: index % of_expert * piece.stored.shape[0],
+                    is_swapped: false,
+                });
+            }
+        }
         let Some(table) = self.replaced.get(TABLE).filter(|_| self.config.tied) else {
             return Ok(changed);
         };
         let expected = [table.stored.shape[0], table.stored.shape[1]];
         for (file, weights) in self.files.iter().enumerate() {
             if let Some(stored) = weights.tensors.get(HEAD) {
-                let (name, stored) = (HEAD.to_owned(), stored.clone());
-                let head = Found {
-                    name,
-                    file,
-                    stored,
-                    pieces: Vec::new(),
-                };
+                let head = Found::new(HEAD.to_owned(), file, stored.clone());
                 head.expect(&expected)?;
-                changed.push((TABLE.to_owned(), head));
+                changed.push(Changed {
+                    path: TABLE.to_owned(),
+                    found: head,
+                    matrices: 1,
+                    first: 0,
+                    row: 0,
+                    is_swapped: false,
+                });
             }
         }
         Ok(changed)
@@ -292,17 +323,17 @@ impl Merge {
         if let Some(parent) = path.parent() {
             fs::create_dir_all(parent).map_err(VlmError::file("create", parent))?;
         }
-        let changed = self.changed.iter().filter(|(_, found)| found.file == index);
-        let mut changed: Vec<&(String, Found)> = changed.collect();
-        changed.sort_by_key(|(_, found)| found.stored.bytes().start);
+        let changed = self.changed.iter().filter(|part| part.found.file == index);
+        let mut changed: Vec<&Changed> = changed.collect();
+        changed.sort_by_key(|part| part.found.stored.bytes().start);
         let mut sink = Sink::begin(&path)?;
         let mut done = 0;
-        for (path, found) in changed {
-            let bytes = found.stored.bytes();
+        for part in changed {
+            let bytes = part.found.stored.bytes();
             copy(source, done..bytes.start, &mut sink)?;
-            each(&match self.replaced.get(path) {
-                Some(new) => self.write_whole(new, found, source, &mut sink)?,
-                None => self.write_sum(path, found, source, &mut sink)?,
+            each(&match self.replaced.get(&part.path) {
+                Some(new) => self.write_whole(new, part, source, &mut sink)?,
+                None => self.write_sum(part, source, &mut sink)?,
             });
             done = bytes.end;
         }
@@ -315,61 +346,109 @@ impl Merge {
     /// Writes the sum of a weight and its adapters.
     fn write_sum(
         &self,
-        path: &str,
-        found: &Found,
+        part: &Changed,
         source: &TensorFile,
         sink: &mut Sink,
     ) -> Result<MergedTensor> {
-        let (name, stored) = (&found.name, &found.stored);
-        // A float of two dimensions, as checked by the plan of the model.
+        let (name, stored) = (&part.found.name, &part.found.stored);
+        // A float of two dimensions or three, as checked by the plan of the model.
         let dtype = stored.dtype().unwrap_or(DType::F32);
-        let [rows, columns] = [stored.shape[0], stored.shape[1]];
+        let [rows, columns] = match stored.shape[..] {
+            [rows, columns] | [_, rows, columns] => [rows, columns],
+            _ => [1, stored.elements()],
+        };
         let wide = adapter_dtype(dtype);
-        let layer = path.trim_end_matches(".weight");
-        let products = self.adapters.iter().filter_map(|adapter| {
-            let halves = adapter.halves(layer, &self.files, (&self.device, wide))?;
-            Some(halves.map(|[a, b]| (a, b, adapter.scale)))
-        });
+        let layer = part.path.trim_end_matches(".weight");
+        let products = self
+            .adapters
+            .iter()
+            .filter_map(|adapter| adapter.halves(layer, &self.files, (&self.device, wide)));
         let products: Vec<(Tensor<2>, Tensor<2>, f64)> = products.collect::<Result<_>>()?;
         let step = (PIECE_BYTES / (columns * wide.size()).max(1)).max(1);
         let mut sums = Sums::default();
-        for first in (0..rows).step_by(step) {
-            let end = (first + step).min(rows);
-            let weight = source.read(stored, dtype, first * columns..end * columns)?;
-            let mut changes = Vec::with_capacity(products.len());
-            for (a, b, scale) in &products {
-                let change = b.clone().narrow(0, first, end - first).matmul(a.clone()) * *scale;
-                let change = change.try_into_data().map_err(|error| {
-                    let name = name.clone();
-                    let reason = error.to_string();
-                    VlmError::TensorUnreadable { name, reason }
-                })?;
-                changes.push(change);
+        for matrix in 0..part.matrices {
+            let factors: Vec<[Tensor<2>; 2]> = products
+                .iter()
+                .map(|(a, b, _)| self.factors(part, matrix, [a, b]))
+                .collect();
+            for first in (0..rows).step_by(step) {
+                let end = (first + step).min(rows);
+                let start = matrix * rows;
+                let elements = (start + first) * columns..(start + end) * columns;
+                let weight = source.read(stored, dtype, elements)?;
+                let mut changes = Vec::with_capacity(products.len());
+                for ([left, right], (_, _, scale)) in factors.iter().zip(&products) {
+                    let rows = left.clone().narrow(0, first, end - first);
+                    let change = (rows.matmul(right.clone()) * *scale).try_into_data();
+                    changes.push(change.map_err(|error| {
+                        let name = name.clone();
+                        let reason = error.to_string();
+                        VlmError::TensorUnreadable { name, reason }
+                    })?);
+                }
+                let rounded = match wide {
+                    DType::F64 => sums.add::<f64>(weight, &changes, dtype),
+                    _ => sums.add::<f32>(weight, &changes, dtype),
+                };
+                sink.write(rounded.bytes())?;
             }
-            let rounded = match wide {
-                DType::F64 => sums.add::<f64>(weight, &changes, dtype),
-                _ => sums.add::<f32>(weight, &changes, dtype),
-            };
-            sink.write(rounded.bytes())?;
         }
-        sums.of(name, rows * columns, dtype)
+        sums.of(name, stored.elements(), dtype)
+    }
+
+    /// The factors of an adapter's product for a matrix of a tensor, in its order in the file.
+    fn factors(&self, part: &Changed, matrix: usize, [a, b]: [&Tensor<2>; 2]) -> [Tensor<2>; 2] {
+        let experts = self.experts_of(&part.path);
+        let ([rows, inputs], [outputs, _]) = (a.dims(), b.dims());
+        let (rank, expert) = (rows / experts, part.first + matrix);
+        let a = a.clone().narrow(0, expert * rank, rank);
+        let b = b.clone().reshape([outputs, rank, experts]);
+        let b = b.narrow(2, expert, 1).reshape([outputs, rank]);
+        match part.is_swapped {
+            true => [a.transpose(), b.transpose()],
+            false => {
+                let rows = part.found.stored.shape.iter().rev().nth(1);
+                let rows = *rows.unwrap_or(&outputs);
+                [b.narrow(0, part.row, rows), a.reshape([rank, inputs])]
+            }
+        }
+    }
+
+    /// The number of matrices of a parameter.
+    fn experts_of(&self, path: &str) -> usize {
+        match self.found[path].stored.shape[..] {
+            [experts, _, _] => experts,
+            _ => 1,
+        }
     }
 
     /// Writes a weight trained whole, in the type of the base's.
     fn write_whole(
         &self,
         new: &Found,
-        found: &Found,
+        part: &Changed,
         source: &TensorFile,
         sink: &mut Sink,
     ) -> Result<MergedTensor> {
+        let found = &part.found;
         let (dtype, from) = (found.float()?, new.float()?);
         let (elements, step) = (found.stored.elements(), PIECE_BYTES / size_of::<f32>());
+        let (shape, columns) = (
+            &self.found[&part.path].stored.shape,
+            found.stored.shape.last(),
+        );
+        // The elements before those of the part.
+        let rows = part.first * shape.iter().rev().nth(1).unwrap_or(&1) + part.row;
+        let before = rows * columns.unwrap_or(&1);
         let mut sums = Sums::default();
         for first in (0..elements).step_by(step) {
             let part = first..(first + step).min(elements);
             let old = source.read(&found.stored, dtype, part.clone())?;
-            let exact = self.files[new.file].source.read(&new.stored, from, part)?;
+            let part = before + part.start..before + part.end;
+            let exact = match new.stored.shape == *shape {
+                true => new.read(&self.files, from, part)?,
+                false => new.read_swapped(&self.files, from, part)?,
+            };
             let rounded = exact.clone().convert_dtype(dtype);
             sums.replace(&old, &exact, &rounded);
             sink.write(rounded.bytes())?;

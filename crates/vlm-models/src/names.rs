@@ -90,7 +90,7 @@ pub(crate) const SUFFIXES: [(&str, &str); 2] = [
     (".adapter.b", ".lora_B.weight"),
 ];
 
-/// A layer's name in transformers.
+/// The name in transformers of a layer, or of the parameter of experts.
 pub(crate) fn class_name(to_class: &KeyRemapper, path: &str) -> String {
     // The patterns are those of parameters.
     let name = rename(to_class, &format!("{path}.weight"));
@@ -164,9 +164,10 @@ fn is_variant(container: &str) -> bool {
     container.starts_with("Enum:")
 }
 
-/// burn's names of norm parameters are `gamma` and `beta`.
+/// burn's names of norm parameters are `gamma` and `beta`, and the matrices of experts are no module.
 fn as_in_pytorch(name: &str) -> String {
     match name.rsplit_once('.') {
+        Some((parameter, "matrices")) => parameter.to_owned(),
         Some((module, "gamma")) => format!("{module}.weight"),
         Some((module, "beta")) => format!("{module}.bias"),
         _ => name.to_owned(),
@@ -177,7 +178,7 @@ fn as_in_pytorch(name: &str) -> String {
 mod tests {
     use super::*;
 
-    const PAIRS: [[&str; 3]; 15] = [
+    const PAIRS: [[&str; 3]; 16] = [
         [
             "llama",
             "model.layers.1.mlp.gate_proj.weight",
@@ -252,6 +253,11 @@ mod tests {
             "qwen3_5",
             "model.language_model.layers.2.linear_attn.A_log",
             "language_model.layers.2.linear_attn.a_log",
+        ],
+        [
+            "qwen3_5_moe",
+            "model.language_model.layers.2.mlp.shared_expert.up_proj.weight",
+            "language_model.layers.2.mlp.shared_expert.0.up_proj.weight",
         ],
     ];
 

@@ -3,17 +3,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use burn::tensor::Device;
+use burn::tensor::{Device, TensorData};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::config::VlmConfig;
 use crate::error::{Result, VlmError};
+use crate::experts::{EXPERT_MATRICES, PARAMETERS};
 use crate::file::{self, Entry, Sink, TensorFile};
-use crate::linear::adapter_dtype;
+use crate::linear::{Adaptable, adapter_dtype};
 use crate::load::{Found, Kind, Weights};
 use crate::model::{HEAD, TABLE, Vlm};
-use crate::names::{PREFIX, Remap as _, SUFFIXES, rename};
+use crate::names::{PREFIX, Remap as _, SUFFIXES, class_name, rename};
 use crate::trained::{LoraConfig, ModelPart, TrainedWeights};
 use crate::transfer::Transfer;
 
@@ -32,6 +33,9 @@ struct Raw {
     lora_dropout: f64,
     #[serde(default)]
     use_rslora: bool,
+    rank_pattern: Option<BTreeMap<String, usize>>,
+    alpha_pattern: Option<BTreeMap<String, f64>>,
+    target_parameters: Option<Vec<String>>,
     modules_to_save: Option<Vec<String>>,
     #[serde(default)]
     ensure_weight_tying: bool,
@@ -42,17 +46,14 @@ struct Raw {
 
 /// Keys that change the computation of an adapter, with the supported values other than null, false
 /// and empty ones. Other initialisations subtract from the base weights.
-const FIXED: [(&str, &str); 12] = [
+const FIXED: [(&str, &str); 9] = [
     ("init_lora_weights", "true, \"gaussian\" or \"eva\""),
     ("bias", "\"none\""),
     ("fan_in_fan_out", "false"),
     ("use_dora", "false"),
     ("lora_bias", "false"),
-    ("rank_pattern", "{}"),
-    ("alpha_pattern", "{}"),
     ("trainable_token_indices", "null"),
     ("layer_replication", "null"),
-    ("target_parameters", "null"),
     ("use_qalora", "false"),
     ("use_bdlora", "null"),
 ];
@@ -78,11 +79,20 @@ impl Vlm {
         // PEFT writes the weight of a tied head twice.
         let mut kinds = vec![Kind::Adapter, Kind::Whole(&whole)];
         kinds.extend(is_tied.then_some(Kind::Whole(&table)));
+        let mut model = self.clone();
+        let mut adapted = [BTreeSet::new(), BTreeSet::new()];
+        for (path, mut layer) in model.adaptable() {
+            let is_linear = matches!(layer, Adaptable::Linear(_));
+            if layer.adapter().is_some() {
+                adapted[usize::from(!is_linear)].insert(path);
+            }
+        }
+        let [linears, others] = adapted;
         let mut entries = Vec::new();
         for (copy, kind) in kinds.iter().enumerate() {
             entries.extend(self.entries(*kind).into_iter().map(|entry| Entry {
                 name: match copy {
-                    0 => entry.name,
+                    0 => nested(&entry.name, &others),
                     1 => format!("{PREFIX}{}", entry.name),
                     _ => format!("{PREFIX}{HEAD}"),
                 },
@@ -99,11 +109,8 @@ impl Vlm {
         }
         sink.commit()?;
 
-        let mut model = self.clone();
-        let linears = model.linears().into_iter();
-        let adapted = linears.filter(|(_, linear)| linear.adapter.is_some());
-        let adapted: BTreeSet<String> = adapted.map(|(path, _)| path).collect();
-        let targets = model.target_modules(&adapted);
+        let targets = (!linears.is_empty()).then(|| model.target_ends(&linears));
+        let parameters = (!others.is_empty()).then(|| model.target_parameters(&others));
         // The keys of PEFT 0.21.2 that concern LoRA without extensions.
         let mut text = json!({
             "peft_type": "LORA",
@@ -120,11 +127,14 @@ impl Vlm {
             "init_lora_weights": true,
             "modules_to_save": (!modules.is_empty()).then_some(modules),
             "use_dora": false,
-            "rank_pattern": {},
-            "alpha_pattern": {}
+            "rank_pattern": config.rank_pattern,
+            "alpha_pattern": config.alpha_pattern
         });
-        if is_tied {
+        if parameters.is_some() {
             // Of no older PEFT, so only where it is needed.
+            text["target_parameters"] = json!(parameters);
+        }
+        if is_tied {
             text["ensure_weight_tying"] = true.into();
         }
         let path = folder.join(CONFIG);
@@ -183,8 +193,8 @@ impl Vlm {
 
     /// The adapted layers as targets of a configuration: by the ends of their names if these match
     /// no other module of the checkpoint, such as a convolution, else in full.
-    fn target_modules(&mut self, adapted: &BTreeSet<String>) -> Vec<String> {
-        let names = self.linear_names();
+    fn target_ends(&mut self, adapted: &BTreeSet<String>) -> Vec<String> {
+        let names = self.layer_names();
         let (mut full, mut ends) = (BTreeSet::new(), BTreeSet::new());
         let end = |name: &str| name.rsplit('.').next().unwrap_or_default().to_owned();
         for (path, name) in names {
@@ -209,6 +219,56 @@ impl Vlm {
     }
 }
 
+impl Vlm {
+    /// The parameters of experts and routers with adapters, as PEFT targets them: by the ends of
+    /// their names if all layers have them, else in full.
+    fn target_parameters(&mut self, adapted: &BTreeSet<String>) -> Vec<String> {
+        let to_class = self.family.names.to_class();
+        let mut layers: BTreeMap<String, [BTreeSet<String>; 2]> = BTreeMap::new();
+        for (path, layer) in self.adaptable() {
+            let mut name = class_name(&to_class, &path);
+            match layer {
+                Adaptable::Linear(_) => continue,
+                Adaptable::Gate(_) => name += ".weight",
+                Adaptable::Experts(_) => {}
+            }
+            let end = name.rfind(".mlp.").map_or(0, |dot| dot + 1);
+            let with_it = adapted.contains(&path);
+            layers.entry(name[end..].to_owned()).or_default()[usize::from(with_it)].insert(name);
+        }
+        let targets = layers.into_iter().flat_map(|(end, [without, with])| {
+            match (without.is_empty(), with.is_empty()) {
+                (true, false) => vec![end],
+                _ => with.into_iter().collect(),
+            }
+        });
+        targets.collect()
+    }
+}
+
+/// PEFT's name for a tensor of an adapter: those of two parameters of one module are nested, the
+/// later one outside.
+fn nested(name: &str, adapted: &BTreeSet<String>) -> String {
+    let Some((module, half)) = name.split_once(".experts.") else {
+        return name.to_owned();
+    };
+    let Some((parameter, half)) = half.split_once('.') else {
+        return name.to_owned();
+    };
+    let layer = module
+        .rsplit_once(".layers.")
+        .map_or(module, |(_, layer)| layer);
+    let down = format!(".layers.{layer}.experts.{}", PARAMETERS[1]);
+    let is_inner = parameter == PARAMETERS[0] && adapted.iter().any(|path| path.ends_with(&down));
+    match is_inner {
+        true => format!("{module}.experts.{INNER}.{half}"),
+        false => format!("{module}.experts.{half}"),
+    }
+}
+
+/// PEFT's name for a module below an adapter.
+const INNER: &str = "base_layer";
+
 impl VlmConfig {
     /// Reads the configuration of the adapter in a folder, and from the names of its tensors the
     /// layers that have adapters and the weights trained whole. No weight is read.
@@ -229,6 +289,8 @@ pub(crate) struct AdapterFile {
     pub(crate) weights: Weights,
     /// A and B of each layer, by the layer's name in the module.
     pub(crate) layers: BTreeMap<String, [Found; 2]>,
+    /// The factor of each layer's product B A.
+    pub(crate) scales: BTreeMap<String, f64>,
     /// The weights trained whole, by name in the module.
     pub(crate) whole: BTreeMap<String, Found>,
 }
@@ -237,6 +299,9 @@ pub(crate) struct AdapterFile {
 const UNKNOWN: &str = "fit nothing in this model; they may be of another model's";
 const SINGLE: &str = "lack lora_A or lora_B";
 const MISSING: &str = "are missing, though modules_to_save has their modules";
+const EITHER: &str = "may be beside either parameter of the experts; name it in target_parameters";
+const WITHOUT: &str = "are named in target_parameters, but have no tensors";
+const PARTIAL: &str = "lack the adapters of other experts or matrices, beside which PEFT has some";
 const APART: &str = "are trained without the rest of their modules, as PEFT cannot";
 const UNTIED: &str = "train the output head apart from the word embeddings, with which it shares a \
                       weight in this model; train both with PEFT's ensure_weight_tying";
@@ -258,32 +323,22 @@ impl AdapterFile {
     /// [`VlmError::File`], [`VlmError::Config`], [`VlmError::Unsupported`],
     /// [`VlmError::AdapterKeys`].
     pub(crate) fn open(folder: &Path, model: &mut Vlm) -> Result<Self> {
-        let raw = raw_config(&file::text(&folder.join(CONFIG))?)?;
+        let mut raw = raw_config(&file::text(&folder.join(CONFIG))?)?;
         let path = folder.join(WEIGHTS);
         let source = TensorFile::open(&path)?;
         let to_module = model.family.names.to_module();
-        let linears: BTreeSet<String> = model.linears().into_iter().map(|(path, _)| path).collect();
         let paths: BTreeSet<String> = model.weights().into_iter().map(|w| w.path).collect();
         let (mut unknown, mut halves) = (Vec::new(), BTreeMap::<String, [Option<Found>; 2]>::new());
         let (mut whole, mut head) = (BTreeMap::new(), None);
         let tensors = source.tensors();
         for (name, stored) in &tensors {
-            let found = Found {
-                name: name.clone(),
-                file: 0,
-                stored: stored.clone(),
-                pieces: Vec::new(),
-            };
+            let found = Found::new(name.clone(), 0, stored.clone());
             let rest = name.strip_prefix(PREFIX).unwrap_or_default();
-            match SUFFIXES.iter().position(|(_, end)| rest.ends_with(end)) {
-                Some(half) => {
-                    let weight = rename(&to_module, &rest.replace(SUFFIXES[half].1, ".weight"));
-                    match weight.strip_suffix(".weight") {
-                        Some(layer) if linears.contains(layer) => {
-                            halves.entry(layer.to_owned()).or_default()[half] = Some(found);
-                        }
-                        _ => unknown.push(name.clone()),
-                    }
+            let half =
+                |(half, (_, end)): (usize, &(_, &str))| Some((rest.strip_suffix(end)?, half));
+            match SUFFIXES.iter().enumerate().find_map(half) {
+                Some((layer, half)) => {
+                    halves.entry(layer.to_owned()).or_default()[half] = Some(found);
                 }
                 None => match rename(&to_module, rest) {
                     path if paths.contains(&path) => _ = whole.insert(path, found),
@@ -292,28 +347,73 @@ impl AdapterFile {
                 },
             }
         }
-        if !unknown.is_empty() {
-            return Err(keys(&path, UNKNOWN)(unknown));
-        }
-        let (mut layers, mut single) = (BTreeMap::new(), Vec::new());
+        let (mut pairs, mut single) = (BTreeMap::new(), Vec::new());
         for (layer, halves) in halves {
             match halves {
-                [Some(a), Some(b)] => _ = layers.insert(layer, [a, b]),
+                [Some(a), Some(b)] => _ = pairs.insert(layer, [a, b]),
                 _ => single.push(layer),
             }
         }
-        if !single.is_empty() || layers.is_empty() {
+        if unknown.is_empty() && (!single.is_empty() || pairs.is_empty()) {
             return Err(keys(&path, SINGLE)(single));
         }
         let weights = Weights { source, tensors };
+        let pairs = raw.joined(pairs, &weights, model)?;
+        let sizes = model.adaptable().into_iter();
+        let sizes = sizes.map(|(path, layer)| (path, (layer.sizes(), layer.count())));
+        let sizes: BTreeMap<String, ([usize; 2], usize)> = sizes.collect();
+        let inner: BTreeSet<String> = pairs.keys().filter_map(|layer| outside(layer)).collect();
+        let mut layers = BTreeMap::new();
+        for (layer, pair) in pairs {
+            let name = match outside(&layer) {
+                Some(experts) => format!("{experts}.{}", PARAMETERS[0]),
+                None if inner.contains(&layer) => format!("{layer}.{}", PARAMETERS[1]),
+                None if layer.ends_with(".experts") => {
+                    let named = PARAMETERS.map(|parameter| format!("{layer}.{parameter}"));
+                    let named = named.into_iter().filter(|name| raw.is_parameter(name));
+                    match &named.collect::<Vec<_>>()[..] {
+                        [name] => name.clone(),
+                        _ => return Err(keys(&path, EITHER)(pair.map(|half| half.name).into())),
+                    }
+                }
+                None => layer,
+            };
+            let weight = rename(&to_module, &format!("{name}.weight"));
+            match weight.strip_suffix(".weight") {
+                Some(path) if sizes.contains_key(path) => _ = layers.insert(path.to_owned(), pair),
+                _ => unknown.extend(pair.map(|half| half.name)),
+            }
+        }
+        if !unknown.is_empty() {
+            return Err(keys(&path, UNKNOWN)(unknown));
+        }
         raw.expect_modules(&weights, model, (&whole, head.as_ref()))?;
         let config = raw.config(model, &layers, &whole);
         let config = config.map_err(keys(&path, APART))?;
         config.check()?;
+        let to_class = model.family.names.to_class();
+        let mut without = raw.target_parameters.unwrap_or_default();
+        let mut scales = BTreeMap::new();
+        for (path, [a, b]) in &layers {
+            let name = class_name(&to_class, path);
+            let ([inputs, outputs], count) = sizes[path];
+            let (rank, scale) = config.of(&name);
+            scales.insert(path.clone(), scale);
+            let rows = rank * count;
+            a.expect(&[rows, inputs])?;
+            b.expect(&[outputs, rows])?;
+            without.retain(|target| {
+                !ends_with(&name, target) && !ends_with(&format!("{name}.weight"), target)
+            });
+        }
+        if !without.is_empty() {
+            return Err(keys(&path, WITHOUT)(without));
+        }
         Ok(Self {
             config,
             weights,
             layers,
+            scales,
             whole,
         })
     }
@@ -335,7 +435,110 @@ impl AdapterFile {
     }
 }
 
+/// True if a name is `end`, or ends with it from a dot on.
+fn ends_with(name: &str, end: &str) -> bool {
+    let rest = name.strip_suffix(end);
+    rest.is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+}
+
+/// The experts of a layer in PEFT's files that another adapter of them is outside of.
+fn outside(layer: &str) -> Option<String> {
+    let experts = layer.strip_suffix(INNER)?.strip_suffix('.')?;
+    Some(experts.to_owned())
+}
+
+/// The adapters of one matrix of an expert, as PEFT with transformers 4 names them: the name of all
+/// experts, the expert, the matrix.
+fn of_expert(layer: &str) -> Option<(&str, usize, &str)> {
+    let (rest, matrix) = layer.rsplit_once('.')?;
+    let (experts, expert) = rest.rsplit_once('.')?;
+    let is_experts = experts.ends_with(".experts");
+    Some((experts, expert.parse().ok().filter(|_| is_experts)?, matrix))
+}
+
 impl Raw {
+    /// True if a parameter, by its name in transformers, is a target.
+    fn is_parameter(&self, name: &str) -> bool {
+        let mut targets = self.target_parameters.iter().flatten();
+        targets.any(|target| ends_with(name, target))
+    }
+
+    /// Joins the adapters of single experts to one of each parameter, as PEFT does with transformers
+    /// 5: those of gate and up become one of both, of twice the rank and with the same scale.
+    ///
+    /// # Errors
+    /// [`VlmError::AdapterKeys`], [`VlmError::TensorShape`], [`VlmError::TensorUnreadable`],
+    /// [`VlmError::File`].
+    fn joined(
+        &mut self,
+        pairs: BTreeMap<String, [Found; 2]>,
+        weights: &Weights,
+        model: &mut Vlm,
+    ) -> Result<BTreeMap<String, [Found; 2]>> {
+        let counts = model
+            .adaptable()
+            .into_iter()
+            .map(|(_, layer)| layer.count());
+        let experts = counts.max().unwrap_or(1);
+        let mut joined = BTreeMap::new();
+        let mut single: BTreeMap<String, BTreeMap<(usize, &str), [Found; 2]>> = BTreeMap::new();
+        for (layer, pair) in &pairs {
+            match of_expert(layer) {
+                Some((network, expert, matrix)) => {
+                    let of_network = single.entry(network.to_owned()).or_default();
+                    of_network.insert((expert, matrix), pair.clone());
+                }
+                None => _ = joined.insert(layer.clone(), pair.clone()),
+            }
+        }
+        let files = std::slice::from_ref(weights);
+        for (network, mut of_network) in single {
+            let mut outer = network.clone();
+            for (parameter, matrices) in EXPERT_MATRICES.iter().rev() {
+                let places = (0..experts).flat_map(|expert| {
+                    let places = matrices.iter();
+                    places.map(move |matrix| (expert, *matrix))
+                });
+                let pieces = places.map(|place| of_network.remove(&place));
+                let pieces: Vec<Option<[Found; 2]>> = pieces.collect();
+                let found: Vec<[Found; 2]> = pieces.iter().flatten().cloned().collect();
+                let Some(first) = found.first() else {
+                    continue;
+                };
+                if found.len() < pieces.len() {
+                    let names = found.into_iter().map(|[a, _]| a.name).collect();
+                    return Err(keys(weights.source.path(), PARTIAL)(names));
+                }
+                let of_matrix = format!("{network}.0.{}", matrices[0]);
+                let name = format!("{network}.{parameter}");
+                let (rank, scale) = self.lora().of(&of_matrix);
+                let rank = rank * matrices.len();
+                let key = format!("experts.{parameter}");
+                if self.lora().of(&name) != (rank, scale) {
+                    let divisor = if self.use_rslora {
+                        (rank as f64).sqrt()
+                    } else {
+                        rank as f64
+                    };
+                    let ranks = self.rank_pattern.get_or_insert_default();
+                    ranks.insert(key.clone(), rank);
+                    let alphas = self.alpha_pattern.get_or_insert_default();
+                    alphas.insert(key, scale * divisor);
+                }
+                self.target_parameters.get_or_insert_default().push(name);
+                let pair = first.clone();
+                joined.insert(outer.clone(), join(pair, &found, experts, files)?);
+                outer = format!("{network}.{INNER}");
+            }
+            if !of_network.is_empty() {
+                let rest = of_network.into_values().flatten();
+                let names = rest.map(|half| half.name).collect();
+                return Err(keys(weights.source.path(), UNKNOWN)(names));
+            }
+        }
+        Ok(joined)
+    }
+
     /// Rejects a file without all weights of `modules_to_save`, and a tied head with a weight of
     /// its own.
     ///
@@ -388,19 +591,77 @@ impl Raw {
     ) -> Result<LoraConfig, Vec<String>> {
         let parts: BTreeSet<ModelPart> = layers.keys().map(|path| ModelPart::of(path)).collect();
         Ok(LoraConfig {
-            rank: self.r,
-            alpha: self.lora_alpha,
-            dropout: self.lora_dropout,
-            rslora: self.use_rslora,
             parts: parts.into_iter().collect(),
-            targets: model.target_modules(&layers.keys().cloned().collect()),
-            layers: Vec::new(),
+            targets: model.target_ends(&layers.keys().cloned().collect()),
             whole: TrainedWeights {
                 parts: Vec::new(),
                 modules: model.modules_of(&whole.keys().cloned().collect())?,
             },
+            ..self.lora()
         })
     }
+
+    /// The configuration without layers.
+    fn lora(&self) -> LoraConfig {
+        LoraConfig {
+            rank: self.r,
+            alpha: self.lora_alpha,
+            dropout: self.lora_dropout,
+            rslora: self.use_rslora,
+            rank_pattern: self.rank_pattern.clone().unwrap_or_default(),
+            alpha_pattern: self.alpha_pattern.clone().unwrap_or_default(),
+            ..LoraConfig::default()
+        }
+    }
+}
+
+/// Joins A and B of matrices of experts, those of an expert together.
+///
+/// # Errors
+/// [`VlmError::TensorShape`], [`VlmError::TensorUnreadable`], [`VlmError::File`].
+fn join(
+    first: [Found; 2],
+    pairs: &[[Found; 2]],
+    experts: usize,
+    files: &[Weights],
+) -> Result<[Found; 2]> {
+    let [a, b] = &first;
+    let dtypes = [a.float()?, b.float()?];
+    let shapes = [&a.stored.shape[..], &b.stored.shape[..]];
+    let ([rank, inputs], [outputs, _]) = (shapes[0], shapes[1]) else {
+        let (name, found) = (a.name.clone(), a.stored.shape.clone());
+        let reason = format!("expected a matrix, found {found:?}");
+        return Err(VlmError::TensorUnreadable { name, reason });
+    };
+    let of_expert = pairs.len() / experts;
+    let (ranks, widths) = (of_expert * rank, dtypes.map(|dtype| dtype.size()));
+    let mut of_a = Vec::new();
+    let mut of_b = vec![0; of_expert * outputs * ranks * experts * widths[1]];
+    for (index, pair) in pairs.iter().enumerate() {
+        let (expert, matrix) = (index / of_expert, index % of_expert);
+        pair[0].expect(&[*rank, *inputs])?;
+        pair[1].expect(&[*outputs, *rank])?;
+        let read = |half: usize| {
+            let elements = 0..pair[half].stored.elements();
+            pair[half].read(files, dtypes[half], elements)
+        };
+        of_a.extend_from_slice(read(0)?.bytes());
+        let values = read(1)?;
+        for (element, value) in values.bytes().chunks_exact(widths[1]).enumerate() {
+            let (output, of_rank) = (element / rank, element % rank);
+            let row = matrix * outputs + output;
+            let to = (row * ranks + matrix * rank + of_rank) * experts + expert;
+            of_b[to * widths[1]..][..widths[1]].copy_from_slice(value);
+        }
+    }
+    let shapes = [
+        [experts * ranks, *inputs],
+        [of_expert * outputs, ranks * experts],
+    ];
+    let [of_a, of_b] = [(of_a, 0), (of_b, 1)]
+        .map(|(bytes, half)| TensorData::from_bytes_vec(bytes, shapes[half], dtypes[half]));
+    let [a, b] = first.clone();
+    Ok([a.with_values(of_a), b.with_values(of_b)])
 }
 
 /// # Errors
@@ -450,7 +711,6 @@ mod tests {
             ("peft_type", json!("IA3")),
             ("use_dora", json!(true)),
             ("bias", json!("lora_only")),
-            ("rank_pattern", json!({ "q_proj": 4 })),
             ("init_lora_weights", json!("pissa_niter_4")),
             ("init_lora_weights", json!("olora")),
         ] {

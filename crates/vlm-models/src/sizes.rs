@@ -10,6 +10,10 @@ const LAYERS: Range = (1..=MAX_LAYERS, "1 to 65536");
 const SIZE: Range = (1..=1 << 24, "1 to 16777216");
 /// The limit on colours, frames, rows and columns of a patch: their product fits a `usize`.
 const OF_PATCH: Range = (1..=4096, "1 to 4096");
+/// The limits on experts and on channels inside one: with two other sizes, the product fits a
+/// `usize`.
+const EXPERTS: Range = (1..=1 << 16, "1 to 65536");
+const OF_EXPERT: Range = (1..=1 << 20, "1 to 1048576");
 /// Width in tokens of a convolution.
 const TAPS: Range = (2..=4096, "2 to 4096");
 
@@ -96,9 +100,12 @@ impl VlmConfig {
         ];
         if let Some(experts) = &text.experts {
             ranges.extend([
-                (("num_experts", experts.experts), SIZE),
-                (("num_experts_per_tok", experts.per_token), SIZE),
-                (("moe_intermediate_size", experts.intermediate_size), SIZE),
+                (("num_experts", experts.experts), EXPERTS),
+                (("num_experts_per_tok", experts.per_token), EXPERTS),
+                (
+                    ("moe_intermediate_size", experts.intermediate_size),
+                    OF_EXPERT,
+                ),
             ]);
             let shared = experts.shared_size;
             let shared = shared.map(|size| (("shared_expert_intermediate_size", size), SIZE));

@@ -13,6 +13,7 @@ use crate::batch::VisionBatch;
 use crate::config::VlmConfig;
 use crate::error::{Result, VlmError};
 use crate::inputs::Inputs;
+use crate::linear::Adapter;
 use crate::load::{Found, Kind, Load, Part, Weights};
 use crate::model::{HEAD, TABLE, Vlm};
 use crate::random::Stream;
@@ -39,31 +40,27 @@ pub(crate) fn logits_allowed(dtype: DType) -> f64 {
 /// An adapter whose names and shapes fit.
 #[derive(Debug)]
 pub(crate) struct OpenAdapter {
-    /// A and B of each layer, by the layer's name in the module.
-    pub(crate) layers: BTreeMap<String, [Found; 2]>,
-    /// The factor of its product B A.
-    pub(crate) scale: f64,
+    /// A and B of each layer, and the factor of their product B A, by the layer's name in the
+    /// module.
+    pub(crate) layers: BTreeMap<String, ([Found; 2], f64)>,
 }
 
 impl OpenAdapter {
-    /// A, `[rank, inputs]`, and B, `[outputs, rank]`, of an adapted layer.
+    /// A, `[rank, inputs]`, B, `[outputs, rank]`, and their factor for an adapted layer.
     pub(crate) fn halves(
         &self,
         layer: &str,
         files: &[Weights],
         (device, dtype): (&Device, DType),
-    ) -> Option<Result<[Tensor<2>; 2]>> {
-        let [a, b] = self.layers.get(layer)?;
+    ) -> Option<Result<(Tensor<2>, Tensor<2>, f64)>> {
+        let ([a, b], scale) = self.layers.get(layer)?;
         let read = |half: &Found| {
             let stored = &half.stored;
-            let elements = 0..stored.elements();
-            let data = files[half.file]
-                .source
-                .read(stored, half.float()?, elements)?;
+            let data = half.read(files, half.float()?, 0..stored.elements())?;
             let flat = Tensor::<1>::from_data(data.convert_dtype(dtype), (device, dtype));
             Ok(flat.reshape([stored.shape[0], stored.shape[1]]))
         };
-        Some(read(a).and_then(|a| Ok([a, read(b)?])))
+        Some(read(a).and_then(|a| Ok((a, read(b)?, *scale))))
     }
 }
 
@@ -222,20 +219,25 @@ impl<'a> Streamed<'a> {
         let uses = uses.map(|(path, part)| (path.clone(), *part)).collect();
         let load = Load::new(self.files, uses, self.dtype, Transfer::default(), None);
         let (mut model, _) = model.fill_with(load)?;
-        for (path, linear) in model.linears() {
+        for (path, mut layer) in model.adaptable() {
             if !path.starts_with(prefix) {
                 continue;
             }
+            let (experts, [inputs, _]) = (layer.count(), layer.sizes());
             let (mut all_a, mut all_b) = (Vec::new(), Vec::new());
             for adapter in adapters {
                 if let Some(halves) = adapter.halves(&path, self.files, (self.device, self.dtype)) {
-                    let [a, b] = halves?;
-                    all_a.push(a);
-                    all_b.push(b.transpose() * adapter.scale);
+                    let (a, b, scale) = halves?;
+                    let rank = a.dims()[0] / experts;
+                    all_a.push(a.reshape([experts, rank, inputs]));
+                    all_b.push(b.transpose() * scale);
                 }
             }
             if !all_a.is_empty() {
-                linear.place(Tensor::cat(all_a, 0), Tensor::cat(all_b, 0));
+                let a = Tensor::cat(all_a, 1);
+                let rows = experts * a.dims()[1];
+                let (a, b) = (a.reshape([rows, inputs]), Tensor::cat(all_b, 0));
+                *layer.adapter() = Some(Adapter::of(a, b));
             }
         }
         Ok(model)

@@ -1,4 +1,6 @@
-//! What is trained: parts of the model, whole weights, or low-rank adapters beside linear layers.
+//! What is trained: parts of the model, whole weights, or low-rank adapters.
+
+use std::collections::BTreeMap;
 
 use regex::Regex;
 use serde::{Deserialize, Serialize};
@@ -96,7 +98,8 @@ impl From<Form> for TrainedWeights {
     }
 }
 
-/// Low-rank adapters: y = x W + b + s (x A^T) B with frozen W and b.
+/// Low-rank adapters: y = x W + b + s (x A^T) B with frozen W and b. Each expert of a mixture has A
+/// and B of its own.
 ///
 /// # Source
 /// Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022; with `rslora`,
@@ -113,13 +116,21 @@ pub struct LoraConfig {
     pub rslora: bool,
     /// The parts of the model that have adapters.
     pub parts: Vec<ModelPart>,
-    /// The linear layers of these parts that have adapters; empty means all. Each target is the end
-    /// of a layer's name in transformers, such as `q_proj` or `attn.qkv`, or a regular expression
-    /// for the whole name, such as `model\.language_model\.layers\.[0-3]\..*`.
+    /// The layers of these parts that have adapters; empty means all linear ones. Each target is the
+    /// end of a layer's name in transformers, such as `q_proj`, `attn.qkv` or, for experts,
+    /// `experts.down_proj`, or a regular expression for the whole name, such as
+    /// `model\.language_model\.layers\.[0-3]\..*`.
     pub targets: Vec<String>,
     /// The layers of the decoder that have adapters, by index; empty means all.
     #[serde(default)]
     pub layers: Vec<usize>,
+    /// The ranks of layers with one of their own. As in PEFT, each key is a regular expression for
+    /// the end of a layer's name in transformers, from a dot on.
+    #[serde(default)]
+    pub rank_pattern: BTreeMap<String, usize>,
+    /// As `rank_pattern`, for alpha.
+    #[serde(default)]
+    pub alpha_pattern: BTreeMap<String, f64>,
     /// The weights trained whole beside the adapters, as PEFT's `modules_to_save`. They have the
     /// type of the model.
     #[serde(default)]
@@ -137,16 +148,32 @@ impl Default for LoraConfig {
             parts: vec![ModelPart::Decoder],
             targets: Vec::new(),
             layers: Vec::new(),
+            rank_pattern: BTreeMap::new(),
+            alpha_pattern: BTreeMap::new(),
             whole: TrainedWeights::default(),
         }
     }
 }
 
+/// The value of the first pattern that matches the end of a name, from a dot on.
+fn matched<V: Copy>(patterns: &BTreeMap<String, V>, name: &str) -> Option<V> {
+    let is_match = |(pattern, _): &(&String, &V)| {
+        let whole = Target::new(&format!(r"(?:.*\.)?(?:{pattern})")).pattern;
+        whole.is_some_and(|whole| whole.is_match(name))
+    };
+    patterns.iter().find(is_match).map(|(_, value)| *value)
+}
+
 impl LoraConfig {
-    /// The scale s of adapters with this configuration.
-    pub fn scale(&self) -> f64 {
-        let rank = self.rank as f64;
-        self.alpha / if self.rslora { rank.sqrt() } else { rank }
+    /// The rank and the scale s of the adapter beside a layer, by its name in transformers.
+    pub fn of(&self, layer: &str) -> (usize, f64) {
+        let rank = matched(&self.rank_pattern, layer).unwrap_or(self.rank);
+        let alpha = matched(&self.alpha_pattern, layer).unwrap_or(self.alpha);
+        let divisor = match self.rslora {
+            true => (rank as f64).sqrt(),
+            false => rank as f64,
+        };
+        (rank, alpha / divisor)
     }
 
     /// # Errors
@@ -159,11 +186,15 @@ impl LoraConfig {
                 expected,
             })
         };
-        if !(1..=1 << 16).contains(&self.rank) {
-            return unsupported("rank", self.rank.to_string(), "1 to 65536");
+        for rank in self.rank_pattern.values().chain([&self.rank]) {
+            if !(1..=1 << 16).contains(rank) {
+                return unsupported("rank", rank.to_string(), "1 to 65536");
+            }
         }
-        if !(self.alpha.is_finite() && self.alpha > 0.0) {
-            return unsupported("alpha", self.alpha.to_string(), "a finite number above 0");
+        for alpha in self.alpha_pattern.values().chain([&self.alpha]) {
+            if !(alpha.is_finite() && *alpha > 0.0) {
+                return unsupported("alpha", alpha.to_string(), "a finite number above 0");
+            }
         }
         if !(0.0..1.0).contains(&self.dropout) {
             let expected = "a probability below 1";

@@ -197,7 +197,7 @@ impl Layer {
         }
         let values = walk.enter(Block::Layer(index))?;
         let mut layer = self.clone().map(&mut Fill { values });
-        prepare(layer.linears().map(|(_, linear)| linear).collect(), true);
+        prepare(layer.linears().collect(), true);
         Ok(Cow::Owned(layer))
     }
 }

@@ -398,3 +398,62 @@ fn seeded_faults_between_ranks_are_named() {
 fn seeded_faults_between_ranks_are_named_in_all_shards() {
     expect_named("compare-ranks-all", |row| ROWS[row].1.to_vec());
 }
+
+/// Files of ranks that do not belong together are refused by name, and parts that are too short are
+/// compared as far as they go.
+#[test]
+fn records_of_ranks_that_do_not_fit_are_refused() {
+    let folder = Folder::new("compare-misfits");
+    let case = Case(FAMILIES[1], lora(), All, Seed::None);
+    let mut records = ranks(&folder, &case);
+    let path = |rank: usize| {
+        let number = if rank > 0 {
+            format!(".rank-{rank}")
+        } else {
+            String::new()
+        };
+        folder.0.join(format!("ranks{number}.safetensors"))
+    };
+    let refused = || StepRecord::read_ranks(&path(0)).unwrap_err().to_string();
+    // Another run over one rank more, and one that ended earlier.
+    std::fs::rename(path(1), folder.0.join("other")).unwrap();
+    let error = refused();
+    assert!(
+        error.contains("rank-1.safetensors") && error.contains("not there"),
+        "{error}"
+    );
+    std::fs::copy(path(2), path(1)).unwrap();
+    let error = refused();
+    assert!(
+        error.contains("another run; expected rank 1 of 3 at step 2"),
+        "{error}"
+    );
+    std::fs::rename(folder.0.join("other"), path(1)).unwrap();
+    let wrong = [
+        ("\"rank\":0,\"ranks\":3", "\"rank\":0,\"ranks\":0"),
+        ("\"rank\":0,\"ranks\":3", "\"rank\":3,\"ranks\":3"),
+    ];
+    let bytes = std::fs::read(path(0)).unwrap();
+    for (stated, wrong) in wrong {
+        let escape = |text: &str| text.replace('"', "\\\"").into_bytes();
+        let (stated, wrong) = (escape(stated), escape(wrong));
+        let at = bytes
+            .windows(stated.len())
+            .position(|window| window == stated)
+            .unwrap();
+        let mut changed = bytes.clone();
+        changed[at..at + stated.len()].copy_from_slice(&wrong);
+        std::fs::write(path(0), changed).unwrap();
+        assert!(refused().contains("expected one below"), "{}", refused());
+    }
+    for (name, values) in &mut records[1].items {
+        if name.starts_with("part/") {
+            values.truncate(3);
+        }
+    }
+    record(&folder, &case, None);
+    let whole = StepRecord::read_ranks(&folder.0.join("whole.safetensors")).unwrap();
+    compare(&whole, &records);
+    compare(&records, &whole);
+    assert!(compare(&[], &records).rows.is_empty() && compare(&whole, &[]).rows.is_empty());
+}

@@ -465,13 +465,14 @@ fn twenty_steps_of_all_families_in_shards_are_those_of_replicas() {
 /// masters.
 #[test]
 fn shards_take_the_steps_of_replicas() {
-    for (case, (trained, precision, masters)) in [
-        (whole(), DType::F32, true),
-        (lora(), DType::F32, true),
-        (whole(), DType::BF16, true),
-        (whole(), DType::BF16, false),
+    for (case, (family, trained, precision, masters)) in [
+        (FAMILY, whole(), DType::F32, true),
+        (FAMILY, lora(), DType::F32, true),
+        (FAMILY, whole(), DType::BF16, true),
+        (FAMILY, whole(), DType::BF16, false),
         // Of two types.
-        (beside(), DType::BF16, true),
+        (FAMILY, beside(), DType::BF16, true),
+        (WITH_EXPERTS[1], whole(), DType::F32, true),
     ]
     .into_iter()
     .enumerate()
@@ -486,6 +487,7 @@ fn shards_take_the_steps_of_replicas() {
             let folder = Folder::new(&format!("{case}-{state:?}"));
             let mut job = Job::new(&recipe, &folder);
             (job.precision, job.state, job.batch) = (precision, state, 2);
+            job.family = family;
             let [first, second] = train_ranks(2, &job).unwrap().try_into().unwrap();
             assert_eq!(first, second);
             let found = (first.reports, self::state(&folder, 2), best(&folder));

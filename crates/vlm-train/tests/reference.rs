@@ -48,16 +48,28 @@ fn follow(
 ) -> ([f64; 2], Trainer) {
     let (config, model) = load(family);
     let mut trainer = Trainer::new(model, recipe(trained.clone())).unwrap();
+    let apart = walk(&mut trainer, &config, cut, curve, steps);
+    (apart, trainer)
+}
+
+/// The largest relative difference of losses and of norms over the first `steps`.
+fn walk(
+    trainer: &mut Trainer,
+    config: &VlmConfig,
+    cut: Way,
+    curve: &Curve,
+    steps: usize,
+) -> [f64; 2] {
     let mut apart = [0.0_f64; 2];
     for (loss, norm) in curve.losses.iter().zip(&curve.gradient_norms).take(steps) {
-        let batch = cut(samples(trainer.steps(), &config));
+        let batch = cut(samples(trainer.steps(), config));
         let found = trainer.step(&batch).unwrap();
         let found = [(found.loss, loss), (found.gradient_norm, norm)];
         for (apart, (found, expected)) in apart.iter_mut().zip(found) {
             *apart = apart.max((found - expected).abs() / expected.abs());
         }
     }
-    (apart, trainer)
+    apart
 }
 
 fn curves(family: &str) -> BTreeMap<String, Curve> {
@@ -159,12 +171,7 @@ pub(crate) fn apart(left: &TensorData, right: &TensorData) -> f64 {
 }
 
 pub(crate) fn stored(path: &Path) -> TensorData {
-    let source = TensorFile::open(path).unwrap();
-    let tensor = source.tensors()["logits"].clone();
-    let elements = tensor.shape.iter().product();
-    source
-        .read(&tensor, tensor.dtype().unwrap(), 0..elements)
-        .unwrap()
+    stored_logits(path, "logits")
 }
 
 #[test]
@@ -193,6 +200,46 @@ fn adapters_of_peft_load_with_its_logits_and_train_on() {
             _ => 7 * config.text.layers,
         };
         assert_eq!(model.parameters().len(), 2 * linears);
+    }
+}
+
+fn stored_logits(path: &Path, name: &str) -> TensorData {
+    let source = TensorFile::open(path).unwrap();
+    let tensor = source.tensors()[name].clone();
+    let elements = tensor.shape.iter().product();
+    let read = source.read(&tensor, tensor.dtype().unwrap(), 0..elements);
+    read.unwrap()
+}
+
+/// PEFT's adapters of experts and routers: tests/fixtures/generate/expert_adapters.py.
+#[test]
+fn adapters_of_experts_learn_as_with_peft() {
+    for (family, within) in WITH_EXPERTS.into_iter().zip([[2e-6, 2e-6], [2e-6, 3e-4]]) {
+        let folder = fixtures().join("finetune").join(family).join("experts");
+        let expected = |name| stored_logits(&folder.join("logits.safetensors"), name);
+        let exact = |model: &Vlm, config| logits(&wide(model.valid()), config);
+        let (config, model) = load(family);
+        let base = exact(&model, &config);
+        let mut recipe = recipe(lora());
+        recipe.steps = 20;
+        let mut trainer = Trainer::from_adapter(model, recipe, &folder).unwrap();
+        let before = exact(trainer.model(), &config);
+        let (wrong, effect) = (apart(&before, &expected("before")), apart(&before, &base));
+        assert!(
+            wrong < 5e-7 && effect > 1e-2,
+            "{family}: {wrong} of {effect}"
+        );
+        let path = folder.join("curve.json");
+        let curve: Curve = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+        assert_eq!(curve.losses.len(), 20);
+        let found = walk(&mut trainer, &config, CUTS[1].2, &curve, 20);
+        let after = apart(&exact(trainer.model(), &config), &expected("after"));
+        println!("{family}: {wrong:.1e} of {effect:.1e}, {found:?}, after {after:.1e}");
+        assert!(
+            found[0] < within[0] && found[1] < within[1],
+            "{family}: {found:?}"
+        );
+        assert!(after < 1e-4, "{family}: {after}");
     }
 }
 
@@ -247,27 +294,67 @@ fn names_of_both_generations_are_read_and_others_refused() {
     std::fs::remove_dir_all(half).unwrap();
 }
 
+/// An adapter in PEFT's files beside the logits of its model.
+fn write_adapter(model: &Vlm, config: &VlmConfig, folder: &Path, family: &str) {
+    std::fs::create_dir_all(folder).unwrap();
+    model.save_adapter(folder, family).unwrap();
+    let logits = logits(&wide(model.valid()), config);
+    let entry = Entry {
+        name: "logits".to_owned(),
+        shape: logits.shape().to_vec(),
+        dtype: logits.dtype(),
+    };
+    let mut sink = Sink::create(&folder.join("logits.safetensors"), &[entry]).unwrap();
+    sink.write(logits.bytes()).unwrap();
+    sink.commit().unwrap();
+}
+
 /// For `finetune.py check FOLDER`, which loads them with PEFT.
 #[test]
 #[ignore = "writes files for another program"]
 fn write_adapters() {
     let out = PathBuf::from(std::env::var("FINETUNE_OUT").unwrap());
     for family in FAMILIES.into_iter().chain(WITH_EXPERTS) {
-        let folder = out.join(family);
         let (_, _, cut) = CUTS[2];
         let (_, trainer) = follow(family, &lora(), cut, &curves(family)["lora_4"], 50);
-        let (config, _) = load(family);
-        trainer
-            .save_adapter(&folder, family.as_ref(), &packed(vec![sample(1, &config)]))
-            .unwrap();
-        let logits = logits(&wide(trainer.model().valid()), &config);
-        let entry = Entry {
-            name: "logits".to_owned(),
-            shape: logits.shape().to_vec(),
-            dtype: logits.dtype(),
-        };
-        let mut sink = Sink::create(&folder.join("logits.safetensors"), &[entry]).unwrap();
-        sink.write(logits.bytes()).unwrap();
-        sink.commit().unwrap();
+        write_adapter(trainer.model(), &load(family).0, &out.join(family), family);
     }
+}
+
+/// For `expert_adapters.py check FOLDER`, which loads them with PEFT.
+#[test]
+#[ignore = "writes files for another program"]
+fn write_adapters_of_experts() {
+    let out = PathBuf::from(std::env::var("FINETUNE_OUT").unwrap());
+    for family in WITH_EXPERTS {
+        let folder = fixtures().join("finetune").join(family).join("experts");
+        let (config, model) = load(family);
+        let mut trainer = Trainer::from_adapter(model, recipe(lora()), &folder).unwrap();
+        write_adapter(
+            trainer.model(),
+            &config,
+            &out.join(family).join("before"),
+            family,
+        );
+        for _ in 0..5 {
+            let batch = vec![packed(samples(trainer.steps(), &config))];
+            trainer.step(&batch).unwrap();
+        }
+        write_adapter(
+            trainer.model(),
+            &config,
+            &out.join(family).join("after"),
+            family,
+        );
+    }
+    let (family, logits) = ("qwen3_moe_tiny", "logits.safetensors");
+    let (folder, out) = (
+        fixtures().join("finetune").join(family).join("single"),
+        out.join(family),
+    );
+    let (_, model) = load(family);
+    std::fs::create_dir_all(&out).unwrap();
+    let model = model.load_adapter(&folder).unwrap();
+    model.save_adapter(&out, family).unwrap();
+    std::fs::copy(folder.join(logits), out.join(logits)).unwrap();
 }

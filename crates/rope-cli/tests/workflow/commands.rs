@@ -235,7 +235,7 @@ pub(super) fn plan(cell: &Cell) -> Result<Outcome, String> {
     let sees = json_of(&folder.join("config.json"))["vision_config"].is_object();
     // Without a tower, a step needs so little that what is not planned, 0.4 MiB whatever the tokens,
     // would be 5 % of it.
-    let data = all_data(cell, if sees { 1 } else { 4 });
+    let data = all_data(cell, if sees { 1 } else { 6 });
     let mut worst = (0.0, String::new());
     for (mode, options) in [("adapters", ""), ("whole", whole(cell))] {
         let out = cell.fresh(mode);

@@ -92,9 +92,14 @@ struct Run<'a> {
 fn apart<'a>(pairs: impl Iterator<Item = (f64, f64)> + 'a) -> Option<f64> {
     let (mut squares, mut size, mut count) = (0.0, 0.0, 0);
     for (expected, found) in pairs {
-        squares += (expected - found).powi(2);
-        size += expected * expected;
         count += 1;
+        let is_same = expected == found || (expected.is_nan() && found.is_nan());
+        if !is_same {
+            squares += (expected - found).powi(2);
+        }
+        if expected.is_finite() {
+            size += expected * expected;
+        }
     }
     let relative = squares.sqrt() / size.sqrt().max(f64::MIN_POSITIVE);
     // NaN is apart.
@@ -134,37 +139,34 @@ impl Run<'_> {
                 row.name.clone(),
             )
         });
-        let lacks = |name: &&String| !self.held.items.contains_key(*name);
-        let whole: BTreeSet<&String> = self.whole.items.keys().collect();
-        let mut only = [
-            whole
-                .iter()
-                .copied()
-                .filter(lacks)
-                .cloned()
-                .collect::<Vec<_>>(),
-            self.held
-                .items
-                .keys()
-                .filter(|name| !whole.contains(name))
-                .cloned()
-                .collect(),
-        ];
-        only[0].retain(|name| parsed(name).is_some());
         let mut losses = [self.whole.header.loss, self.held.header.loss];
         if self.is_swapped {
-            only.reverse();
             losses.reverse();
         }
         Comparison {
             rows,
-            only,
+            only: self.only(),
             settings: self
                 .found
                 .first()
                 .map_or_else(Vec::new, |found| found.settings.clone()),
             losses,
             suspicion: None,
+        }
+    }
+
+    /// The names of items in only one of the two steps.
+    fn only(&self) -> [Vec<String>; 2] {
+        let missing = |one: &StepRecord, other: &StepRecord| {
+            let names = one.items.keys();
+            let names =
+                names.filter(|name| parsed(name).is_some() && !other.items.contains_key(*name));
+            names.cloned().collect()
+        };
+        let (whole, held) = (self.whole, &*self.held);
+        match self.is_swapped {
+            false => [missing(whole, held), missing(held, whole)],
+            true => [missing(held, whole), missing(whole, held)],
         }
     }
 
@@ -192,11 +194,12 @@ impl Run<'_> {
             let row = found.first()?;
             Some((row.stage, super::facts::rank(row.stage, &row.name)))
         };
+        // Samples of other ranks are missing in each.
+        let only = self.only();
         let suspicions = self.found.iter().zip(&self.facts).enumerate();
         let suspicions = suspicions.filter_map(|(rank, (found, facts))| {
-            // Samples of other ranks are missing in each.
             let found = Comparison {
-                only: self.comparison().only,
+                only: only.clone(),
                 ..found.clone()
             };
             let suspicion = facts.suspect(&found)?;
@@ -480,30 +483,17 @@ impl Run<'_> {
 
     /// Sums that are not those of the gradients that the ranks gave.
     fn sums(&self) -> Option<Suspicion> {
-        let names: BTreeSet<&str> = self
-            .ranks
-            .iter()
-            .flat_map(|record| record.items.keys())
-            .filter_map(|name| name.strip_prefix("given/"))
-            .collect();
-        for name in names {
+        let sums = self.given_sums();
+        for (&name, all) in &sums {
             let given = |rank: usize| self.ranks[rank].items.get(&format!("given/{name}"));
-            let count = (0..self.ranks.len())
-                .filter_map(given)
-                .map(Vec::len)
-                .max()?;
-            let mut all = vec![0.0_f64; count];
-            for values in (0..self.ranks.len()).filter_map(given) {
-                all.iter_mut()
-                    .zip(values)
-                    .for_each(|(sum, value)| *sum += f64::from(*value));
-            }
+            let count = all.len();
             for (rank, record) in self.ranks.iter().enumerate() {
                 let Some(summed) = record.items.get(&format!("backward/{name}")) else {
                     continue;
                 };
                 let owners = record.owners(Stage::Backward, name);
-                let own = |at: usize| owners.is_none_or(|owners| owners[at] == rank as f32);
+                let is_own = |owner: Option<&f32>| owner == Some(&(rank as f32));
+                let own = |at: usize| owners.is_none_or(|owners| is_own(owners.get(at)));
                 let against = |expected: &dyn Fn(usize) -> f64| {
                     let places = (0..count.min(summed.len())).filter(|at| own(*at));
                     let pairs = places.map(|at| (expected(at), f64::from(summed[at])));
@@ -544,8 +534,14 @@ impl Run<'_> {
                         because,
                     });
                 }
-                let mut expected = (*self.held).clone();
-                self.sum_given(&mut expected);
+                let of_sum = |(name, sum): (&&str, &Vec<f64>)| {
+                    let sum = sum.iter().map(|value| *value as f32).collect();
+                    (format!("backward/{name}"), sum)
+                };
+                let expected = StepRecord {
+                    header: self.held.header.clone(),
+                    items: sums.iter().map(of_sum).collect(),
+                };
                 if let Some(part) = self.other_part(Stage::Backward, rank, &expected) {
                     return Some(part);
                 }
@@ -561,20 +557,18 @@ impl Run<'_> {
         None
     }
 
-    /// Sets all gradients to the sums of what the ranks gave.
-    fn sum_given(&self, record: &mut StepRecord) {
+    /// The sums of the gradients that the ranks gave, by name.
+    fn given_sums(&self) -> BTreeMap<&str, Vec<f64>> {
         let given = self.ranks.iter().flat_map(|record| &record.items);
         let given = given.filter_map(|(name, values)| Some((name.strip_prefix("given/")?, values)));
-        let mut sums: BTreeMap<&str, Vec<f32>> = BTreeMap::new();
+        let mut sums: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
         for (name, values) in given {
-            let sum = sums.entry(name).or_insert_with(|| vec![0.0; values.len()]);
-            sum.iter_mut()
-                .zip(values)
-                .for_each(|(sum, value)| *sum += value);
+            let sum = sums.entry(name).or_default();
+            sum.resize(sum.len().max(values.len()), 0.0);
+            let pairs = sum.iter_mut().zip(values);
+            pairs.for_each(|(sum, value)| *sum += f64::from(*value));
         }
-        let sums = sums.into_iter();
-        let items = sums.map(|(name, sum)| (format!("backward/{name}"), sum));
-        record.items.extend(items);
+        sums
     }
 
     /// A norm that differs although the gradients do not.

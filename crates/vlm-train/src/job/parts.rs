@@ -101,6 +101,7 @@ impl FinetuneConfig {
                 targets: targets(&given.targets),
                 layers,
                 whole,
+                ..LoraConfig::default()
             })
         };
         let none = LoraConfig::default();

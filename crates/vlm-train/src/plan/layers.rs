@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
 
-use vlm_models::{DeltaConfig, ExpertConfig, LoraConfig, TextConfig, VisionConfig};
+use vlm_models::{AdaptedLayer, DeltaConfig, ExpertConfig, TextConfig, VisionConfig};
 
 use super::MicroShape;
 use super::delta::{Rule, convolution};
@@ -12,11 +12,12 @@ use super::ops::{self, Adapter, GroupedLinear, LayerNorm, Linear, RmsNorm};
 
 /// The parameters that a recipe trains, by name in the module.
 pub(super) struct Trained<'a> {
-    pub(super) lora: Option<&'a LoraConfig>,
+    /// True if adapters drop some of their inputs.
+    pub(super) drops: bool,
     /// The weights trained whole.
     pub(super) whole: &'a BTreeMap<String, usize>,
-    /// The linear layers with adapters.
-    pub(super) adapted: &'a HashMap<String, [usize; 2]>,
+    /// The layers with adapters, by name in the module.
+    pub(super) adapted: &'a HashMap<String, AdaptedLayer>,
 }
 
 impl Trained<'_> {
@@ -29,16 +30,12 @@ impl Trained<'_> {
     }
 
     fn adapter(&self, path: &str) -> Option<Adapter> {
-        let config = self.lora.filter(|_| self.adapted.contains_key(path))?;
-        Some(adapter(config))
-    }
-}
-
-fn adapter(config: &LoraConfig) -> Adapter {
-    Adapter {
-        rank: config.rank,
-        is_scaled: config.scale() != 1.0,
-        drops: config.dropout > 0.0,
+        let layer = self.adapted.get(path)?;
+        Some(Adapter {
+            rank: layer.rank,
+            is_scaled: layer.scale != 1.0,
+            drops: self.drops,
+        })
     }
 }
 
@@ -153,11 +150,15 @@ struct Experts {
 impl Experts {
     fn new(scope: &Scope<'_>, channels: usize, config: &ExpertConfig) -> Self {
         let (hidden, is_trained) = (config.intermediate_size, scope.is_trained);
-        let matrices = |inputs, outputs| GroupedLinear {
-            groups: config.experts,
-            inputs,
-            outputs,
-            is_trained,
+        let matrices = |name: &str, [inputs, outputs]: [usize; 2]| {
+            let path = format!("{}.mlp.experts.{name}", scope.path);
+            GroupedLinear {
+                groups: config.experts,
+                inputs,
+                outputs,
+                is_trained,
+                adapter: scope.trained.adapter(&path),
+            }
         };
         let linear = |name: &str, sizes| scope.linear(&format!("mlp.{name}"), sizes, false);
         let shared = config.shared_size.map(|size| {
@@ -172,8 +173,8 @@ impl Experts {
         });
         Self {
             router: linear("gate", [channels, config.experts]),
-            gate_up: matrices(channels, 2 * hidden),
-            down: matrices(hidden, channels),
+            gate_up: matrices("gate_up_proj", [channels, 2 * hidden]),
+            down: matrices("down_proj", [hidden, channels]),
             per_token: config.per_token,
             is_normalised: config.is_normalised,
             shared,
@@ -184,7 +185,7 @@ impl Experts {
         let (channels, wide) = (self.gate_up.inputs, run.types.wide);
         let tokens = x.value.elems / channels;
         let rows = tokens * self.per_token;
-        let logits = self.router.by_burn(run, x.clone());
+        let logits = self.router.forward(run, x.clone());
         let logits = ops::cast(run, logits, wide);
         let probabilities = ops::function(run, logits);
         let mut shares = ops::select(run, probabilities, rows);

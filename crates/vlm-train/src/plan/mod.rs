@@ -160,39 +160,37 @@ impl MemoryPlan {
             blocks.entry(*block).or_default()[0] += elements * dtype.size();
         }
         let mut adapted = HashMap::new();
-        let (lora, whole) = match &recipe.trained {
+        let (drops, whole) = match &recipe.trained {
             TrainedParts::Lora(config) => {
-                adapted.extend(model.adapted_linears(config)?);
-                (Some(config), model.whole_paths(&config.whole)?)
+                let layers = model.adapted_linears(config)?.into_iter();
+                adapted.extend(layers.map(|layer| (layer.path.clone(), layer)));
+                (config.dropout > 0.0, model.whole_paths(&config.whole)?)
             }
-            TrainedParts::Full(weights) => (None, model.whole_paths(weights)?),
+            TrainedParts::Full(weights) => (false, model.whole_paths(weights)?),
         };
-        let of_linear = |(path, sizes): (&String, &[usize; 2])| {
-            let rank = lora.map_or(0, |config| config.rank);
-            sizes.map(|channels| (ModelPart::of(path), channels * rank))
-        };
-        let adapters = adapted.iter().flat_map(of_linear);
-        let mut trained: Vec<(ModelPart, usize)> = adapters.collect();
+        let wide = DType::F32.size().max(dtype.size());
+        let mut trained: Vec<(ModelPart, usize)> = Vec::new();
+        for (path, layer) in &adapted {
+            let rows = layer.rank * layer.matrices;
+            let halves = [layer.inputs, layer.outputs].map(|columns| columns * rows);
+            trained.extend(halves.map(|elements| (ModelPart::of(path), elements)));
+            let elements: usize = halves.iter().sum();
+            let [weights, of_block] = blocks.entry(Block::of(path)).or_default();
+            *weights += elements * wide;
+            *of_block += elements;
+        }
         let in_adapters: usize = trained.iter().map(|(_, elements)| elements).sum();
         trained.extend(
             whole
                 .iter()
                 .map(|(path, elements)| (ModelPart::of(path), *elements)),
         );
-        let wide = DType::F32.size().max(dtype.size());
-        for (path, sizes) in &adapted {
-            let rank = lora.map_or(0, |config| config.rank);
-            let elements = sizes.iter().sum::<usize>() * rank;
-            let [weights, trained] = blocks.entry(Block::of(path)).or_default();
-            *weights += elements * wide;
-            *trained += elements;
-        }
         for (path, elements) in &whole {
             blocks.entry(Block::of(path)).or_default()[1] += elements;
         }
         let whole: BTreeMap<String, usize> = whole.into_iter().collect();
         let parts = Trained {
-            lora,
+            drops,
             whole: &whole,
             adapted: &adapted,
         };

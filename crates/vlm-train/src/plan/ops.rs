@@ -321,6 +321,7 @@ pub(super) struct GroupedLinear {
     pub(super) inputs: usize,
     pub(super) outputs: usize,
     pub(super) is_trained: bool,
+    pub(super) adapter: Option<Adapter>,
 }
 
 impl GroupedLinear {
@@ -330,27 +331,46 @@ impl GroupedLinear {
             inputs,
             outputs,
             is_trained,
+            adapter,
         } = self;
-        let (rows, width) = (x.value.elems / inputs, x.value.width);
-        let elems = groups * inputs * outputs;
-        let weight = run.weight(elems, run.types.narrow, is_trained);
-        let kept = weight.node.map(|_| x.value.clone());
-        // The groups' results, and then all together.
-        let joined = move |run: &Run, elems: usize| {
-            let _parts = run.tensor(elems, width);
-            run.tensor(elems, width)
+        let weight = run.weight(groups * inputs * outputs, run.types.narrow, is_trained);
+        let y = grouped(run, [x.clone(), weight], [inputs, outputs]);
+        let Some(Adapter {
+            rank, is_scaled, ..
+        }) = adapter
+        else {
+            return y;
         };
-        let value = joined(run, rows * outputs);
-        run.op([x.node, weight.node], value, move |run, _, onward| {
-            let _weight = weight.value;
-            if onward.wants(0) {
-                onward.give(0, joined(run, rows * inputs));
-            }
-            if kept.is_some() {
-                onward.give(1, joined(run, elems));
-            }
-        })
+        let (narrow, wide) = (y.value.width, run.types.wide);
+        let a = run.weight(groups * rank * inputs, wide, true);
+        let b = run.weight(groups * outputs * rank, wide, true);
+        let b = if is_scaled { scaled(run, b) } else { b };
+        let x = cast(run, x, wide);
+        let term = grouped(run, [x, a], [inputs, rank]);
+        let term = grouped(run, [term, b], [rank, outputs]);
+        cast(run, add(run, cast(run, y, wide), term), narrow)
     }
+}
+
+/// The products of groups of rows with a matrix each.
+fn grouped(run: &Run, [x, weight]: [Var; 2], [inputs, outputs]: [usize; 2]) -> Var {
+    let (rows, width, elems) = (x.value.elems / inputs, x.value.width, weight.value.elems);
+    let kept = weight.node.map(|_| x.value.clone());
+    // The groups' results, and then all together.
+    let joined = move |run: &Run, elems: usize| {
+        let _parts = run.tensor(elems, width);
+        run.tensor(elems, width)
+    };
+    let value = joined(run, rows * outputs);
+    run.op([x.node, weight.node], value, move |run, _, onward| {
+        let _weight = weight.value;
+        if onward.wants(0) {
+            onward.give(0, joined(run, rows * inputs));
+        }
+        if kept.is_some() {
+            onward.give(1, joined(run, elems));
+        }
+    })
 }
 
 /// A root-mean-square norm over `channels`.

@@ -123,6 +123,13 @@ impl StepRecord {
                 "it is of version {found}, expected {VERSION}"
             )));
         }
+        if let Some(RecordRank { rank, ranks, .. }) = header.rank
+            && rank >= ranks
+        {
+            return Err(refused(format!(
+                "it is of rank {rank}, expected one below its {ranks} ranks"
+            )));
+        }
         let mut items = BTreeMap::new();
         for (name, stored) in source.tensors() {
             let elements = stored.elements();

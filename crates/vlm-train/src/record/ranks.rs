@@ -43,27 +43,32 @@ impl StepRecord {
     /// Reads a record, and those of the other ranks of its run, which must be in the same folder.
     ///
     /// # Errors
-    /// Those of [`read`](Self::read); [`VlmTrainError::NoRecord`] for a record of another run or
-    /// step.
+    /// Those of [`read`](Self::read); [`VlmTrainError::NoRecord`] for a record that is missing, or
+    /// of another run or step.
     pub fn read_ranks(path: &Path) -> Result<Vec<Self>> {
         let first = Self::read(path)?;
         let Some(RecordRank { rank, ranks, .. }) = first.header.rank else {
             return Ok(vec![first]);
         };
-        let mut records = Vec::with_capacity(ranks.min(1 << 10));
+        let (step, loss) = (first.header.step, first.header.loss);
+        let mut records = Vec::new();
         for other in 0..ranks {
+            let path = sibling(path, rank, other);
+            let refused = |reason: String| VlmTrainError::NoRecord {
+                path: path.clone(),
+                reason: format!("{reason}; expected rank {other} of {ranks} at step {step}"),
+            };
             let record = match other == rank {
                 true => first.clone(),
-                false => Self::read(&sibling(path, rank, other))?,
+                false if !path.exists() => return Err(refused("it is not there".to_owned())),
+                false => Self::read(&path)?,
             };
-            let found = record.header.rank.as_ref();
-            let is_expected = found.is_some_and(|of| (of.rank, of.ranks) == (other, ranks));
-            if !is_expected || record.header.step != first.header.step {
-                let step = first.header.step;
-                return Err(VlmTrainError::NoRecord {
-                    path: sibling(path, rank, other),
-                    reason: format!("expected that of rank {other} of {ranks} at step {step}"),
-                });
+            let found = &record.header;
+            let of = found.rank.as_ref();
+            let is_expected = of.is_some_and(|of| (of.rank, of.ranks) == (other, ranks));
+            // Ranks of a run have one loss, that of all of them.
+            if !is_expected || found.step != step || found.loss.to_bits() != loss.to_bits() {
+                return Err(refused("it is of another run".to_owned()));
             }
             records.push(record);
         }
