@@ -74,14 +74,7 @@ fn the_port_of_a_run_on_an_npu_is_closed_to_others() {
     let out = fresh("closed-run").display().to_string();
     let shapes = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/shapes");
     let (model, data) = (format!("{shapes}/model"), format!("{shapes}/train.jsonl"));
-    let train = [
-        "train",
-        "--steps",
-        "20",
-        "--device",
-        "ascend-sim",
-        "--quiet",
-    ];
+    let train = ["train", "--steps", "5", "--device", "ascend-sim", "--quiet"];
     let finetune = [
         "finetune",
         &model,
@@ -89,7 +82,7 @@ fn the_port_of_a_run_on_an_npu_is_closed_to_others() {
         "--data",
         &data,
         "--steps",
-        "16",
+        "4",
         "--device",
         "ascend-sim",
         "--quiet",
