@@ -460,7 +460,7 @@ fn one_step_is_the_same_in_four_cuts() {
 fn wrong_inputs_are_one_clear_error() {
     let out = folder("finetune-wrong");
     for (options, expected) in [
-        ("--targets q_prog", "no linear layer is called q_prog"),
+        ("--targets q_prog", "no layer for adapters is called q_prog"),
         ("--data nothing.jsonl", "nothing.jsonl"),
         ("--micro-tokens 3", "tokens"),
         ("--resume", "no complete checkpoint"),

@@ -16,6 +16,11 @@ pub(crate) const ROW: Family = Family {
         parts: &[
             Rename::new(Rename::LAYERS, "linear_attn.A_log", "linear_attn.a_log"),
             Rename::new(Rename::LAYERS, "mlp.shared_expert.", "mlp.shared_expert.0."),
+            Rename::new(
+                Rename::LAYERS,
+                "mlp.shared_expert_gate.",
+                "mlp.shared_expert_gate.0.",
+            ),
             Rename::new(Rename::BLOCKS, "mlp.linear_fc1.", "mlp.up_proj."),
             Rename::new(Rename::BLOCKS, "mlp.linear_fc2.", "mlp.down_proj."),
             Rename::new(Rename::MERGERS, "linear_fc1.", "mlp.up_proj."),

@@ -140,16 +140,16 @@ pub enum VlmError {
         /// The message of the device or the connection.
         reason: String,
     },
-    /// A target of adapters that matches no linear layer.
+    /// A target of adapters that matches no layer.
     #[error(
-        "no linear layer is called {target}; give the end of a name or a regular expression for \
-         the whole of it (no look-around): the trained parts have {}",
+        "no layer for adapters is called {target}; give the end of a name or a regular expression \
+         for the whole of it (no look-around): the names of the trained parts end with {}",
         some(layers)
     )]
     NoTarget {
         /// The target.
         target: String,
-        /// The layers that can have adapters, by their names in transformers.
+        /// Ends of the names in transformers of the layers that can have adapters.
         layers: Vec<String>,
     },
     /// A name that matches no module.

@@ -25,9 +25,10 @@ pub(crate) struct ExpertNetwork {
     /// The router.
     gate: Linear,
     experts: Experts,
-    /// At most one. A module cannot be in a box, and in place every layer of all models is larger.
+    /// At most one, and its gate. A module cannot be in a box, and in place every layer of all models
+    /// is larger.
     shared_expert: Vec<FeedForward>,
-    shared_expert_gate: Option<Linear>,
+    shared_expert_gate: Vec<Linear>,
     #[module(skip)]
     per_token: usize,
     #[module(skip)]
@@ -149,8 +150,9 @@ impl ExpertNetwork {
                 down_proj: matrices(inputs, hidden),
             },
             shared_expert_gate: shared
-                .as_ref()
-                .map(|_| Linear::new(inputs, 1, false, device)),
+                .iter()
+                .map(|_| Linear::new(inputs, 1, false, device))
+                .collect(),
             shared_expert: shared
                 .map(|config| config.init(device))
                 .into_iter()
@@ -164,8 +166,8 @@ impl ExpertNetwork {
     /// for those of the others, so none may be beside it.
     pub(crate) fn adaptable(&mut self) -> Vec<(&'static str, Adaptable<'_>)> {
         let mut found = vec![("gate", Adaptable::Gate(&mut self.gate))];
-        let shared = self.shared_expert_gate.as_mut();
-        found.extend(shared.map(|gate| ("shared_expert_gate", Adaptable::Gate(gate))));
+        let shared = self.shared_expert_gate.first_mut();
+        found.extend(shared.map(|gate| ("shared_expert_gate.0", Adaptable::Gate(gate))));
         let Experts {
             gate_up_proj,
             down_proj,
@@ -219,8 +221,8 @@ impl ExpertNetwork {
         let shares = shares.reshape([tokens, self.per_token, 1]);
         let sum = (outputs.cast(wide) * shares).sum_dim(1).cast(x.dtype());
         let sum = sum.reshape([batch, seq, channels]);
-        match (&self.shared_expert[..], &self.shared_expert_gate) {
-            ([shared], Some(gate)) => {
+        match (&self.shared_expert[..], &self.shared_expert_gate[..]) {
+            ([shared], [gate]) => {
                 let open = sigmoid(gate.forward(x.clone(), draw)?);
                 Ok(sum + open * shared.forward(x, draw)?)
             }

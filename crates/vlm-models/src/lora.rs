@@ -260,7 +260,10 @@ impl Vlm {
             .collect();
         let no_target = |target: &str| VlmError::NoTarget {
             target: target.to_owned(),
-            layers: candidates.iter().map(|(_, name)| name.clone()).collect(),
+            layers: {
+                let ends = candidates.iter().map(|(_, name)| end_of(name).to_owned());
+                ends.collect::<BTreeSet<_>>().into_iter().collect()
+            },
         };
         for target in &targets {
             if !candidates.iter().any(|(_, name)| target.matches(name)) {
@@ -402,6 +405,13 @@ pub struct AdaptedLayer {
     pub inputs: usize,
     /// Columns of B.
     pub outputs: usize,
+}
+
+/// The part of a layer's name after the number of its block, or of all of it.
+fn end_of(name: &str) -> &str {
+    let number = name.split('.').rfind(|part| part.parse::<usize>().is_ok());
+    let after = number.and_then(|number| name.rsplit_once(&format!(".{number}.")));
+    after.map_or(name, |(_, end)| end)
 }
 
 /// The index of the decoder layer of a linear layer, by its name in the module.

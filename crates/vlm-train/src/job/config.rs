@@ -213,8 +213,9 @@ pub struct TrainedOptions {
     #[arg(long)]
     pub rslora: bool,
 
-    /// Linear layers with adapters, comma-separated: name suffixes like q_proj, or regular
-    /// expressions of whole names; all-linear: all in the parts [default: all-linear]
+    /// Layers with adapters, comma-separated: name suffixes like q_proj or experts.down_proj, or
+    /// regular expressions of whole names; all-linear: all linear ones in the parts
+    /// [default: all-linear]
     #[arg(long, value_name = "NAMES")]
     pub targets: Vec<String>,
 

@@ -169,7 +169,7 @@ impl Experts {
                 joined: None,
                 activation: Act::Silu,
             };
-            (network, linear("shared_expert_gate", [channels, 1]))
+            (network, linear("shared_expert_gate.0", [channels, 1]))
         });
         Self {
             router: linear("gate", [channels, config.experts]),
