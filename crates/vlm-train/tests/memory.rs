@@ -15,5 +15,5 @@ mod recompute;
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
-/// One test at a time: a neighbour's allocations would be counted.
+/// One test at a time: a neighbour's allocations would be counted, and what is freed of its graphs.
 static ALONE: Mutex<()> = Mutex::new(());
