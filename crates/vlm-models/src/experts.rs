@@ -1,14 +1,14 @@
 //! A feed-forward network of experts: a router chooses some of them for each token.
 
-use burn::module::{Module, Param};
+use burn::module::Module;
 use burn::tensor::activation::{sigmoid, softmax};
 use burn::tensor::{DType, Device, Tensor};
-use burn_attention::{grouped_linear, swiglu};
+use burn_attention::swiglu;
 
 use crate::config::{ExpertConfig, TextConfig};
 use crate::error::{Result, VlmError};
 use crate::layers::{Activation, FeedForward, FeedForwardConfig, Gate, OF_CONVOLUTION};
-use crate::linear::{Adaptable, Adapter, Draw, Linear};
+use crate::linear::{Adaptable, Draw, Linear, Matrices};
 use crate::tensors::indices;
 
 /// The parameters of experts, in transformers' order, and the matrices of each.
@@ -40,37 +40,6 @@ pub(crate) struct ExpertNetwork {
 struct Experts {
     gate_up_proj: Matrices,
     down_proj: Matrices,
-}
-
-/// A matrix of each expert, transposed, and the adapter beside them.
-#[derive(Module, Debug)]
-pub(crate) struct Matrices {
-    /// `[experts, outputs, inputs]`
-    pub(crate) matrices: Param<Tensor<3>>,
-    pub(crate) adapter: Option<Adapter>,
-}
-
-impl Matrices {
-    fn new(shape: [usize; 3], device: &Device) -> Self {
-        let [_, outputs, inputs] = shape;
-        Self {
-            matrices: OF_CONVOLUTION.init_with(shape, Some(inputs), Some(outputs), device),
-            adapter: None,
-        }
-    }
-
-    /// Multiplies rows, sorted by expert, by the transposed matrix of theirs.
-    fn forward(&self, rows: Tensor<2>, counts: &[usize]) -> Result<Tensor<2>> {
-        let y = grouped_linear(rows.clone(), self.matrices.val(), counts)?;
-        let Some(adapter) = &self.adapter else {
-            return Ok(y);
-        };
-        let [a, b] = adapter.of_experts(counts.len());
-        let (narrow, wide) = (y.dtype(), a.dtype());
-        let delta = grouped_linear(grouped_linear(rows.cast(wide), a, counts)?, b, counts)?;
-        // The sum is rounded once, rather than each of its two terms.
-        Ok((y.cast(wide) + delta).cast(narrow))
-    }
 }
 
 /// The experts of some tokens.
@@ -133,7 +102,8 @@ impl ExpertNetwork {
     pub(crate) fn new(text: &TextConfig, config: &ExpertConfig, device: &Device) -> Self {
         let (inputs, hidden) = (text.hidden_size, config.intermediate_size);
         let matrices = |outputs: usize, inputs: usize| {
-            Matrices::new([config.experts, outputs, inputs], device)
+            let shape = [config.experts, outputs, inputs];
+            Matrices::of(OF_CONVOLUTION.init_with(shape, Some(inputs), Some(outputs), device))
         };
         let shared = config.shared_size.map(|hidden| FeedForwardConfig {
             input: inputs,

@@ -1,15 +1,14 @@
-//! A linear layer, and the adapter beside its weight.
+//! Linear layers, one or one of each expert, and the adapters beside their weights.
 
 use burn::module::{Module, Param};
 use burn::nn::LinearConfig;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_attention::{
-    GradientSource, adapted_linear_source, adapted_linears, has_adapter_kernels, linear,
-    linear_source, scaled_parts, wide_linear, wide_linear_source,
+    GradientSource, adapted_linear_source, adapted_linears, grouped_linear, has_adapter_kernels,
+    linear, linear_source, scaled_parts, wide_linear, wide_linear_source,
 };
 
 use crate::error::Result;
-use crate::experts::Matrices;
 use crate::random::Stream;
 
 /// The random numbers of each row of a layer's input; `None` disables dropout.
@@ -66,6 +65,36 @@ pub(crate) struct AdapterConfig {
     pub(crate) rows: usize,
     pub(crate) scale: f64,
     pub(crate) dropout: f64,
+}
+
+/// A matrix of each expert, transposed, and the adapter beside them.
+#[derive(Module, Debug)]
+pub(crate) struct Matrices {
+    /// `[experts, outputs, inputs]`
+    matrices: Param<Tensor<3>>,
+    adapter: Option<Adapter>,
+}
+
+impl Matrices {
+    pub(crate) fn of(matrices: Param<Tensor<3>>) -> Self {
+        Self {
+            matrices,
+            adapter: None,
+        }
+    }
+
+    /// Multiplies rows, sorted by expert, by the transposed matrix of theirs.
+    pub(crate) fn forward(&self, rows: Tensor<2>, counts: &[usize]) -> Result<Tensor<2>> {
+        let y = grouped_linear(rows.clone(), self.matrices.val(), counts)?;
+        let Some(adapter) = &self.adapter else {
+            return Ok(y);
+        };
+        let [a, b] = adapter.of_experts(counts.len());
+        let (narrow, wide) = (y.dtype(), a.dtype());
+        let delta = grouped_linear(grouped_linear(rows.cast(wide), a, counts)?, b, counts)?;
+        // The sum is rounded once, rather than each of its two terms.
+        Ok((y.cast(wide) + delta).cast(narrow))
+    }
 }
 
 /// A layer that an adapter may be beside.
