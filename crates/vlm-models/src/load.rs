@@ -174,13 +174,7 @@ fn join_experts(found: &mut BTreeMap<String, Found>, experts: usize) -> Result<(
             };
             let dtype = first.float()?;
             for piece in &pieces {
-                let found = piece.expect(&[rows, columns])?;
-                if found != dtype {
-                    let reason =
-                        format!("expected {dtype:?}, as of other experts, found {found:?}");
-                    let name = piece.name.clone();
-                    return Err(VlmError::TensorUnreadable { name, reason });
-                }
+                piece.expect_like(&[rows, columns], dtype)?;
             }
             let mut whole = first.clone();
             whole.stored.shape = vec![experts, matrices.len() * rows, columns];
@@ -314,6 +308,20 @@ impl Found {
             expected: shape.to_vec(),
             found: self.stored.shape.clone(),
         })
+    }
+
+    /// As [`expect`](Self::expect), for one of several that are joined.
+    ///
+    /// # Errors
+    /// [`VlmError::TensorShape`], [`VlmError::TensorUnreadable`]
+    pub(crate) fn expect_like(&self, shape: &[usize], dtype: DType) -> Result<()> {
+        let found = self.expect(shape)?;
+        if found == dtype {
+            return Ok(());
+        }
+        let reason = format!("expected {dtype:?}, as of other experts, found {found:?}");
+        let name = self.name.clone();
+        Err(VlmError::TensorUnreadable { name, reason })
     }
 }
 

@@ -193,11 +193,12 @@ impl Vlm {
         Ok(model)
     }
 
-    /// The layers with adapters under a configuration. It does not initialise lazy weights.
+    /// The layers with adapters under a configuration, and their sizes. It does not initialise lazy
+    /// weights.
     ///
     /// # Errors
     /// Those of [`with_lora`](Self::with_lora).
-    pub fn adapted_linears(&mut self, config: &LoraConfig) -> Result<Vec<AdaptedLayer>> {
+    pub fn adapters(&mut self, config: &LoraConfig) -> Result<Vec<AdaptedLayer>> {
         let chosen = self.adapted(config)?;
         let to_class = self.family.names.to_class();
         let layers = self.adaptable().into_iter();
@@ -287,6 +288,9 @@ impl Vlm {
         }
         if chosen.is_empty() {
             return Err(no_target("all linear layers"));
+        }
+        for (_, name) in names.iter().filter(|(path, _)| chosen.contains(path)) {
+            config.expect_one(name)?;
         }
         let whole = self.whole(&config.whole)?;
         if let Some(layer) = chosen

@@ -145,9 +145,10 @@ impl Vlm {
     }
 
     /// Freezes the model, removes earlier adapters and loads those of a folder written by PEFT or
-    /// [`save_adapter`](Self::save_adapter), with the weights trained whole beside them. Names of transformers before 4.52 (`model.layers`) and
-    /// later ones are read. An adapter that records a different checkpoint is an error, unless the
-    /// model is [`of_any_base`](Self::of_any_base).
+    /// [`save_adapter`](Self::save_adapter), with the weights trained whole beside them. Names of
+    /// transformers before 4.52 (`model.layers`) and later ones are read, and adapters of single
+    /// experts. An adapter that records a different checkpoint is an error, unless the model is
+    /// [`of_any_base`](Self::of_any_base).
     ///
     /// # Errors
     /// [`VlmError::File`]; [`VlmError::Config`] and [`VlmError::Unsupported`] for its
@@ -217,9 +218,7 @@ impl Vlm {
             full.into_iter().collect()
         }
     }
-}
 
-impl Vlm {
     /// The parameters of experts and routers with adapters, as PEFT targets them: by the ends of
     /// their names if all layers have them, else in full.
     fn target_parameters(&mut self, adapted: &BTreeSet<String>) -> Vec<String> {
@@ -397,6 +396,7 @@ impl AdapterFile {
         for (path, [a, b]) in &layers {
             let name = class_name(&to_class, path);
             let ([inputs, outputs], count) = sizes[path];
+            config.expect_one(&name)?;
             let (rank, scale) = config.of(&name);
             scales.insert(path.clone(), scale);
             let rows = rank * count;
@@ -509,22 +509,8 @@ impl Raw {
                     let names = found.into_iter().map(|[a, _]| a.name).collect();
                     return Err(keys(weights.source.path(), PARTIAL)(names));
                 }
-                let of_matrix = format!("{network}.0.{}", matrices[0]);
                 let name = format!("{network}.{parameter}");
-                let (rank, scale) = self.lora().of(&of_matrix);
-                let rank = rank * matrices.len();
-                let key = format!("experts.{parameter}");
-                if self.lora().of(&name) != (rank, scale) {
-                    let divisor = if self.use_rslora {
-                        (rank as f64).sqrt()
-                    } else {
-                        rank as f64
-                    };
-                    let ranks = self.rank_pattern.get_or_insert_default();
-                    ranks.insert(key.clone(), rank);
-                    let alphas = self.alpha_pattern.get_or_insert_default();
-                    alphas.insert(key, scale * divisor);
-                }
+                self.state(&name, (experts, matrices))?;
                 self.target_parameters.get_or_insert_default().push(name);
                 let pair = first.clone();
                 joined.insert(outer.clone(), join(pair, &found, experts, files)?);
@@ -537,6 +523,43 @@ impl Raw {
             }
         }
         Ok(joined)
+    }
+
+    /// States rank and alpha of the joined adapters of a parameter where they differ from those of
+    /// others.
+    ///
+    /// # Errors
+    /// [`VlmError::Unsupported`] if not all of its matrices have one rank and one scale.
+    fn state(&mut self, name: &str, (experts, matrices): (usize, &[&str])) -> Result<()> {
+        let lora = self.lora();
+        let (network, parameter) = name.rsplit_once('.').unwrap_or(("", name));
+        let places = (0..experts).flat_map(|expert| matrices.iter().map(move |m| (expert, m)));
+        let mut of_matrices =
+            places.map(|(expert, matrix)| lora.of(&format!("{network}.{expert}.{matrix}")));
+        let first = of_matrices.next().unwrap_or_else(|| lora.of(name));
+        let key = format!("experts.{parameter}");
+        let (rank, scale) = (first.0 * matrices.len(), first.1);
+        let alpha = match self.use_rslora {
+            true => scale * (rank as f64).sqrt(),
+            false => scale * rank as f64,
+        };
+        let mut is_one = of_matrices.all(|of_matrix| of_matrix == first);
+        if lora.of(name) != (rank, scale) {
+            let ranks = self.rank_pattern.get_or_insert_default();
+            is_one &= ranks
+                .insert(key.clone(), rank)
+                .is_none_or(|other| other == rank);
+            let alphas = self.alpha_pattern.get_or_insert_default();
+            is_one &= alphas.insert(key, alpha).is_none_or(|other| other == alpha);
+        }
+        match is_one {
+            true => Ok(()),
+            false => Err(VlmError::Unsupported {
+                key: "rank_pattern or alpha_pattern",
+                found: format!("several ranks or scales of the matrices of {name}"),
+                expected: "one of all experts",
+            }),
+        }
     }
 
     /// Rejects a file without all weights of `modules_to_save`, and a tied head with a weight of
@@ -633,14 +656,16 @@ fn join(
         let reason = format!("expected a matrix, found {found:?}");
         return Err(VlmError::TensorUnreadable { name, reason });
     };
+    for [a, b] in pairs {
+        a.expect_like(&[*rank, *inputs], dtypes[0])?;
+        b.expect_like(&[*outputs, *rank], dtypes[1])?;
+    }
     let of_expert = pairs.len() / experts;
     let (ranks, widths) = (of_expert * rank, dtypes.map(|dtype| dtype.size()));
     let mut of_a = Vec::new();
     let mut of_b = vec![0; of_expert * outputs * ranks * experts * widths[1]];
     for (index, pair) in pairs.iter().enumerate() {
         let (expert, matrix) = (index / of_expert, index % of_expert);
-        pair[0].expect(&[*rank, *inputs])?;
-        pair[1].expect(&[*outputs, *rank])?;
         let read = |half: usize| {
             let elements = 0..pair[half].stored.elements();
             pair[half].read(files, dtypes[half], elements)

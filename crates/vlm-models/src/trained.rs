@@ -155,25 +155,59 @@ impl Default for LoraConfig {
     }
 }
 
-/// The value of the first pattern that matches the end of a name, from a dot on.
-fn matched<V: Copy>(patterns: &BTreeMap<String, V>, name: &str) -> Option<V> {
-    let is_match = |(pattern, _): &(&String, &V)| {
-        let whole = Target::new(&format!(r"(?:.*\.)?(?:{pattern})")).pattern;
-        whole.is_some_and(|whole| whole.is_match(name))
-    };
-    patterns.iter().find(is_match).map(|(_, value)| *value)
+/// A pattern for the end of a name, from a dot on, as PEFT reads it.
+fn end_pattern(pattern: &str) -> Option<Regex> {
+    Target::new(&format!(r"(?:.*\.)?(?:{pattern})")).pattern
+}
+
+/// The values of the patterns that match a name.
+fn matched<V: Copy>(patterns: &BTreeMap<String, V>, name: &str) -> impl Iterator<Item = V> {
+    let is_match = |pattern: &str| end_pattern(pattern).is_some_and(|whole| whole.is_match(name));
+    let matching = patterns
+        .iter()
+        .filter(move |(pattern, _)| is_match(pattern));
+    matching.map(|(_, value)| *value)
 }
 
 impl LoraConfig {
     /// The rank and the scale s of the adapter beside a layer, by its name in transformers.
     pub fn of(&self, layer: &str) -> (usize, f64) {
-        let rank = matched(&self.rank_pattern, layer).unwrap_or(self.rank);
-        let alpha = matched(&self.alpha_pattern, layer).unwrap_or(self.alpha);
+        let (mut ranks, mut alphas) = (
+            matched(&self.rank_pattern, layer),
+            matched(&self.alpha_pattern, layer),
+        );
+        let rank = ranks.next().unwrap_or(self.rank);
+        let alpha = alphas.next().unwrap_or(self.alpha);
         let divisor = match self.rslora {
             true => (rank as f64).sqrt(),
             false => rank as f64,
         };
         (rank, alpha / divisor)
+    }
+
+    /// Rejects patterns that give a layer several values, of which PEFT takes the first in its file.
+    ///
+    /// # Errors
+    /// [`VlmError::Unsupported`]
+    pub(crate) fn expect_one(&self, layer: &str) -> Result<()> {
+        let ranks: Vec<usize> = matched(&self.rank_pattern, layer).collect();
+        let alphas: Vec<f64> = matched(&self.alpha_pattern, layer).collect();
+        let is_one = |key, is_one: bool| match is_one {
+            true => Ok(()),
+            false => Err(VlmError::Unsupported {
+                key,
+                found: format!("several values for {layer}"),
+                expected: "one pattern for each layer",
+            }),
+        };
+        is_one(
+            "rank_pattern",
+            ranks.windows(2).all(|pair| pair[0] == pair[1]),
+        )?;
+        is_one(
+            "alpha_pattern",
+            alphas.windows(2).all(|pair| pair[0] == pair[1]),
+        )
     }
 
     /// # Errors
@@ -186,6 +220,11 @@ impl LoraConfig {
                 expected,
             })
         };
+        let mut patterns = self.rank_pattern.keys().chain(self.alpha_pattern.keys());
+        if let Some(pattern) = patterns.find(|pattern| end_pattern(pattern).is_none()) {
+            let expected = "a regular expression without look-around";
+            return unsupported("rank_pattern or alpha_pattern", pattern.clone(), expected);
+        }
         for rank in self.rank_pattern.values().chain([&self.rank]) {
             if !(1..=1 << 16).contains(rank) {
                 return unsupported("rank", rank.to_string(), "1 to 65536");

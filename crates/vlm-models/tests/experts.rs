@@ -12,7 +12,7 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use serde_json::json;
 use vlm_models::file::{Entry, Sink, TensorFile};
 use vlm_models::rope_core::position_ids::Prompt;
-use vlm_models::{Inputs, LoraConfig, Merge, Vlm, VlmConfig};
+use vlm_models::{Inputs, LoraConfig, Merge, TrainedWeights, Vlm, VlmConfig};
 
 const FAMILY: &str = "qwen3_vl_moe_tiny";
 
@@ -199,12 +199,11 @@ fn configurations_of_experts_are_checked() {
     }
 }
 
+/// Changes a configuration and tensors.
+type Change = dyn Fn(&mut serde_json::Value, &mut BTreeMap<String, Values>);
+
 /// A copy of an adapter's folder with a change of its configuration and its tensors.
-fn adapter(
-    name: &str,
-    from: &Path,
-    change: impl Fn(&mut serde_json::Value, &mut BTreeMap<String, Values>),
-) -> PathBuf {
+fn adapter(name: &str, from: &Path, change: &Change) -> PathBuf {
     let folder = fresh(name);
     let file = "adapter_config.json";
     let text = fs::read_to_string(from.join(file)).unwrap();
@@ -228,27 +227,32 @@ fn with_adapter(base: &Path, folder: &Path) -> Result<Vlm, String> {
 fn adapters_that_no_expert_has_are_refused() {
     let (base, from) = (fixture("models"), fixture("finetune").join("experts"));
     let name = "base_model.model.model.language_model.layers.1.mlp.experts.lora_A.weight";
-    type Change = fn(&mut serde_json::Value, &mut BTreeMap<String, Values>);
-    let cases: [(&str, Change); 6] = [
-        ("lora_A or lora_B", |_, adapter| {
+    let cases: [(&str, &Change); 8] = [
+        ("regular expression without look-around", &|config, _| {
+            config["alpha_pattern"] = json!({ "(": 4 });
+        }),
+        ("one pattern for each layer", &|config, _| {
+            config["alpha_pattern"] = json!({ "down_proj": 4, "experts.down_proj": 8 });
+        }),
+        ("lora_A or lora_B", &|_, adapter| {
             adapter.retain(|name, _| !name.ends_with("layers.1.mlp.experts.lora_A.weight"));
         }),
-        ("target_parameters, but", |_, adapter| {
+        ("target_parameters, but", &|_, adapter| {
             adapter.retain(|name, _| !name.contains(".experts."));
         }),
-        ("name it in target_parameters", |config, adapter| {
+        ("name it in target_parameters", &|config, adapter| {
             config["target_parameters"] = json!(null);
             adapter.retain(|name, _| !name.contains("base_layer"));
         }),
-        ("[32, 16]", |_, adapter| {
+        ("[32, 16]", &|_, adapter| {
             let found = adapter.iter_mut();
             let mut found = found.filter(|(name, _)| name.contains("1.mlp.experts.lora_A"));
             found.next().unwrap().1.0.swap(0, 1);
         }),
-        ("1 to 65536", |config, _| {
+        ("1 to 65536", &|config, _| {
             config["rank_pattern"] = json!({ "experts.gate_up_proj": 1 << 20 });
         }),
-        ("fit nothing in this model", |_, adapter| {
+        ("fit nothing in this model", &|_, adapter| {
             let found = adapter
                 .keys()
                 .find(|name| name.contains("1.mlp.experts.lora_A"));
@@ -310,7 +314,7 @@ fn adapters_of_experts_are_saved_and_merged() {
         let made = fresh(&format!("experts-made-{index}"));
         model.save_adapter(&made, "base").unwrap();
         // B is 0 at first.
-        let folder = adapter(&format!("experts-drawn-{index}"), &made, |_, adapter| {
+        let folder = adapter(&format!("experts-drawn-{index}"), &made, &|_, adapter| {
             let names = adapter.iter_mut();
             for (_, (_, values)) in names.filter(|(name, _)| name.contains("lora_B")) {
                 let drawn = values.iter_mut().enumerate();
@@ -384,6 +388,54 @@ fn adapters_of_experts_are_saved_and_merged() {
     }
 }
 
+/// Experts trained whole replace those of each layout.
+#[test]
+fn experts_trained_whole_are_merged() {
+    let (base, device) = (fixture("models"), Device::flex());
+    let config = LoraConfig {
+        targets: vec!["q_proj".to_owned()],
+        whole: TrainedWeights {
+            parts: Vec::new(),
+            modules: vec!["layers.1.mlp.experts".to_owned()],
+        },
+        ..LoraConfig::default()
+    };
+    let model = VlmConfig::from_folder(&base).unwrap();
+    let model = model.load(&base, &device.clone().autodiff()).unwrap();
+    let model = model.with_lora(&config, 7).unwrap();
+    let made = fresh("experts-whole-made");
+    model.save_adapter(&made, "base").unwrap();
+    let folder = adapter("experts-whole", &made, &|_, adapter| {
+        let tensors = adapter.iter_mut();
+        for (_, (_, values)) in tensors.filter(|(name, _)| name.contains(".experts.")) {
+            let all = values.iter_mut().enumerate();
+            all.for_each(|(at, value)| *value = (at % 251) as f32 / 512.0 - 0.2);
+        }
+    });
+    let expected = tensors(&folder.join("adapter_model.safetensors"));
+    let [swapped, single] = layouts("experts-whole-base");
+    let before = loaded(&base).unwrap();
+    for base in [&base, &swapped, &single] {
+        let out = fresh("experts-whole-out").join("merged");
+        let adapters = [(folder.clone(), 1.0)];
+        let merge = Merge::open(base, &adapters, true, &device).unwrap();
+        merge.write(&out, &mut |_| {}).unwrap();
+        let merged = loaded(&out).unwrap();
+        for (name, values) in &merged {
+            let whole = expected.get(&format!("base_model.model.{name}"));
+            let is_equal = match whole {
+                Some((_, whole)) => values.iter::<f32>().eq(whole.iter().copied()),
+                None => before[name] == *values,
+            };
+            assert!(is_equal, "{name} of {}", base.display());
+        }
+        let changed = merged
+            .iter()
+            .filter(|(name, values)| before[*name] != **values);
+        assert_eq!(changed.count(), 2);
+    }
+}
+
 /// Adapters of single experts, with the names of transformers 4, have the effect that they have in
 /// PEFT.
 #[test]
@@ -425,15 +477,23 @@ fn adapters_of_single_experts_are_joined() {
     model.save_adapter(&saved, "base").unwrap();
     let again = with_adapter(&base, &saved).unwrap();
     assert!(apart(logits(again)) < 1e-6);
-    let missing = "model.layers.1.mlp.experts.2.up_proj";
-    let part = adapter("experts-partial", &folder, |_, adapter| {
-        adapter.retain(|name, _| !name.contains(missing));
+    const ONE: &str = "model.layers.1.mlp.experts.2.up_proj";
+    let refused = |says: &str, change: &Change| {
+        let folder = adapter("experts-partial", &folder, change);
+        let error = with_adapter(&base, &folder).unwrap_err();
+        assert!(error.contains(says), "{says}: {error}");
+    };
+    refused("lack the adapters of other experts", &|_, adapter| {
+        adapter.retain(|name, _| !name.contains(ONE));
     });
-    let error = with_adapter(&base, &part).unwrap_err();
-    assert!(
-        error.contains("lack the adapters of other experts"),
-        "{error}"
-    );
+    refused("one of all experts", &|config, _| {
+        config["alpha_pattern"] = json!({ "up_proj": 3 });
+    });
+    refused(&format!("{ONE}.lora_B"), &|_, adapter| {
+        let mut tensors = adapter.iter_mut();
+        let wrong = tensors.find(|(name, _)| name.contains(&format!("{ONE}.lora_B")));
+        wrong.unwrap().1.0.swap(0, 1);
+    });
 }
 
 struct Wide;

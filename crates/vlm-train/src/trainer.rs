@@ -141,6 +141,8 @@ impl Trainer {
         recipe.check()?;
         let model = model.load_adapter(folder)?;
         if let Some(config) = model.adapter_config() {
+            // Some that can be loaded cannot be trained.
+            model.clone().adapted_layers(config)?;
             recipe.trained = TrainedParts::Lora(config.clone());
         }
         let at_start = recipe.has_reference().then(|| model.clone());

@@ -15,7 +15,7 @@ use vlm_train::{Rates, Recipe, Schedule, TrainedParts, Trainer};
 use crate::common::{
     FAMILIES, Folder, Halve, beside, fixtures, load, packed, recipe, sample, samples,
 };
-use crate::reference::{apart, logits, rounding, stored, wide};
+use crate::reference::{apart, logits, rounding, stored, wide, write_adapter};
 
 #[derive(Deserialize)]
 struct Curve {
@@ -451,22 +451,7 @@ fn write_adapters_with_modules() {
                 trainer.step(&[packed(samples(step, &config))]).unwrap();
             }
             let folder = out.join(format!("{family}-{name}"));
-            trainer
-                .save_adapter(
-                    &folder,
-                    Path::new(family),
-                    &packed(vec![sample(1, &config)]),
-                )
-                .unwrap();
-            let logits = logits(&wide(trainer.model().valid()), &config);
-            let entry = Entry {
-                name: "logits".to_owned(),
-                shape: logits.shape().to_vec(),
-                dtype: logits.dtype(),
-            };
-            let mut sink = Sink::create(&folder.join("logits.safetensors"), &[entry]).unwrap();
-            sink.write(logits.bytes()).unwrap();
-            sink.commit().unwrap();
+            write_adapter(&trainer, &config, &folder, family);
         }
     }
 }

@@ -243,6 +243,32 @@ fn adapters_of_experts_learn_as_with_peft() {
     }
 }
 
+/// As in PEFT, which drops no inputs of experts: an adapter that was trained so may be loaded, but
+/// not trained.
+#[test]
+fn adapters_of_experts_are_not_trained_with_dropout() {
+    let from = fixtures()
+        .join("finetune")
+        .join(WITH_EXPERTS[0])
+        .join("experts");
+    let name = format!("vlm-train-dropout-{}", std::process::id());
+    let folder = std::env::temp_dir().join(name);
+    std::fs::create_dir_all(&folder).unwrap();
+    for file in ["adapter_config.json", "adapter_model.safetensors"] {
+        std::fs::copy(from.join(file), folder.join(file)).unwrap();
+    }
+    let file = folder.join("adapter_config.json");
+    let text = std::fs::read_to_string(&file).unwrap();
+    let with_dropout = text.replace("\"lora_dropout\": 0.0", "\"lora_dropout\": 0.1");
+    assert_ne!(text, with_dropout);
+    std::fs::write(&file, with_dropout).unwrap();
+    let (_, model) = load(WITH_EXPERTS[0]);
+    model.clone().load_adapter(&folder).unwrap();
+    let error = Trainer::from_adapter(model, recipe(lora()), &folder).unwrap_err();
+    std::fs::remove_dir_all(folder).unwrap();
+    assert!(error.to_string().contains("dropout = 0.1"), "{error}");
+}
+
 /// A copy of a fixture's adapter with other names.
 fn renamed(family: &str, from: &str, to: &str) -> PathBuf {
     const FILES: [&str; 2] = ["adapter_config.json", "adapter_model.safetensors"];
@@ -295,10 +321,12 @@ fn names_of_both_generations_are_read_and_others_refused() {
 }
 
 /// An adapter in PEFT's files beside the logits of its model.
-fn write_adapter(model: &Vlm, config: &VlmConfig, folder: &Path, family: &str) {
-    std::fs::create_dir_all(folder).unwrap();
-    model.save_adapter(folder, family).unwrap();
-    let logits = logits(&wide(model.valid()), config);
+pub(crate) fn write_adapter(trainer: &Trainer, config: &VlmConfig, folder: &Path, family: &str) {
+    let proof = packed(vec![sample(1, config)]);
+    trainer
+        .save_adapter(folder, family.as_ref(), &proof)
+        .unwrap();
+    let logits = logits(&wide(trainer.model().valid()), config);
     let entry = Entry {
         name: "logits".to_owned(),
         shape: logits.shape().to_vec(),
@@ -317,7 +345,7 @@ fn write_adapters() {
     for family in FAMILIES.into_iter().chain(WITH_EXPERTS) {
         let (_, _, cut) = CUTS[2];
         let (_, trainer) = follow(family, &lora(), cut, &curves(family)["lora_4"], 50);
-        write_adapter(trainer.model(), &load(family).0, &out.join(family), family);
+        write_adapter(&trainer, &load(family).0, &out.join(family), family);
     }
 }
 
@@ -330,22 +358,12 @@ fn write_adapters_of_experts() {
         let folder = fixtures().join("finetune").join(family).join("experts");
         let (config, model) = load(family);
         let mut trainer = Trainer::from_adapter(model, recipe(lora()), &folder).unwrap();
-        write_adapter(
-            trainer.model(),
-            &config,
-            &out.join(family).join("before"),
-            family,
-        );
+        write_adapter(&trainer, &config, &out.join(family).join("before"), family);
         for _ in 0..5 {
             let batch = vec![packed(samples(trainer.steps(), &config))];
             trainer.step(&batch).unwrap();
         }
-        write_adapter(
-            trainer.model(),
-            &config,
-            &out.join(family).join("after"),
-            family,
-        );
+        write_adapter(&trainer, &config, &out.join(family).join("after"), family);
     }
     let (family, logits) = ("qwen3_moe_tiny", "logits.safetensors");
     let (folder, out) = (

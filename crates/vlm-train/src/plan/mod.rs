@@ -162,7 +162,7 @@ impl MemoryPlan {
         let mut adapted = HashMap::new();
         let (drops, whole) = match &recipe.trained {
             TrainedParts::Lora(config) => {
-                let layers = model.adapted_linears(config)?.into_iter();
+                let layers = model.adapters(config)?.into_iter();
                 adapted.extend(layers.map(|layer| (layer.path.clone(), layer)));
                 (config.dropout > 0.0, model.whole_paths(&config.whole)?)
             }
