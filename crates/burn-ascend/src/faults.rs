@@ -129,6 +129,24 @@ fn memory_that_is_not_there_is_an_error_and_passes() {
     assert!(big.failure().is_none());
 }
 
+/// A result takes the place of a tensor that is nearly all of its block, and lets go of a block of
+/// which it would need little.
+#[test]
+fn a_result_does_not_keep_a_block_by_a_small_part_of_it() {
+    let alone = Alone::new();
+    let live = || alone.0.memory().expect("open").live_bytes;
+    for (part, is_in_place) in [(1024, true), (1000, true), (512, false), (8, false)] {
+        let whole = alone.vector(&[1.0; 1024]);
+        let before = whole.address().expect("uploaded");
+        let part = Ascend::float_slice(whole, &[(0..part).into()]);
+        let sum = Ascend::float_exp(part);
+        let elements = sum.dims()[0];
+        let held = [elements, 1024][usize::from(is_in_place)];
+        let is_there = sum.address().expect("computed") == before;
+        assert_eq!((is_there, live()), (is_in_place, 4 * held), "{elements}");
+    }
+}
+
 #[test]
 fn a_trip_to_the_host_is_counted_and_passes_failures_on() {
     let alone = Alone::new();

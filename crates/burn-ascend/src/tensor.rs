@@ -223,9 +223,12 @@ impl AscendTensor {
         self.shape.contains(&0)
     }
 
-    /// True if nothing else holds the block, so that it may be overwritten.
+    /// True if a result may take the place of this tensor: nothing else holds the block, and the
+    /// result would keep at most an eighth of it unused.
     pub(crate) fn is_unique(&self) -> bool {
-        Arc::strong_count(&self.storage) == 1
+        let own = self.len() * self.dtype.size();
+        let fills = |memory: &Memory| own + own / 7 >= memory.buffer.bytes();
+        Arc::strong_count(&self.storage) == 1 && self.memory().is_ok_and(fills)
     }
 
     /// The block, to be overwritten.

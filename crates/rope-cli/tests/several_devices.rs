@@ -387,6 +387,70 @@ fn twenty_steps_of_up_to_eight_npus_learn_what_one_learns() {
     }
 }
 
+/// A whole model of 16 million parameters in bf16, on two NPUs.
+#[test]
+#[ignore = "minutes: in the deep checks"]
+fn plans_of_shards_are_near_what_the_pools_of_npus_count() {
+    let above = folder("several-model");
+    let model = above.join("model");
+    std::fs::create_dir_all(&model).expect("a folder");
+    let shapes = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/shapes/model");
+    for file in std::fs::read_dir(shapes).expect("the example") {
+        let path = file.expect("a file").path();
+        std::fs::copy(&path, model.join(path.file_name().expect("a name"))).expect("copied");
+    }
+    let path = model.join("config.json");
+    let text = std::fs::read_to_string(&path).expect("a configuration");
+    let mut config: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    for (name, number) in [
+        ("hidden_size", 384),
+        ("intermediate_size", 1024),
+        ("num_hidden_layers", 10),
+        ("num_attention_heads", 6),
+    ] {
+        config["text_config"][name] = number.into();
+    }
+    config["text_config"]["rope_parameters"]["mrope_section"] = [8, 12, 12].into();
+    config["vision_config"]["out_hidden_size"] = 384.into();
+    std::fs::write(&path, config.to_string()).expect("written");
+    let data = above.join("lines.jsonl");
+    let line = serde_json::json!({"messages": [
+        {"role": "user", "content": "what is this ".repeat(24)},
+        {"role": "assistant", "content": "a red circle ".repeat(12)},
+    ]});
+    std::fs::write(&data, format!("{line}\n").repeat(8)).expect("written");
+    for sharding in ["none", "optimizer", "gradients", "all"] {
+        let out = folder("several-planned");
+        // Two micro-batches of each rank, so that the first one's sums are there.
+        let options = format!(
+            "--full --precision bf16 --steps 2 --batch 4 --checkpoint-every 9 \
+             --device ascend-sim:0 --device ascend-sim:1 --shard {sharding} --data {}",
+            data.display()
+        );
+        let mut command = command(&out, &options);
+        let said = done(&command.current_dir(&above).output().expect("starts"));
+        let line = said
+            .lines()
+            .find(|line| line.contains("peak memory"))
+            .expect("a line");
+        println!("--shard {sharding}: {line}");
+        let mib = |after: &str| {
+            let number = line
+                .split(after)
+                .nth(1)
+                .and_then(|rest| rest.trim().split(' ').next());
+            number
+                .and_then(|number| number.parse::<f64>().ok())
+                .expect("MiB")
+        };
+        let (counted, planned) = (mib("of a step:"), mib("counted,"));
+        assert!(
+            (planned - counted).abs() <= 0.05 * counted,
+            "--shard {sharding}: {line}"
+        );
+    }
+}
+
 /// As `mrope serve` does.
 #[test]
 #[cfg(unix)]

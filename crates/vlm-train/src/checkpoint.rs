@@ -459,6 +459,11 @@ impl Trainer {
                 Kind::Second => moments.entry(id).or_default()[1] = Some(tensor),
             }
         }
+        let shards = self.peers.as_mut().and_then(|peers| peers.shards.as_mut());
+        if shards.as_ref().is_some_and(|shards| shards.has_masters()) {
+            let states = self.optimizer.states.iter_mut();
+            values.extend(states.filter_map(|(id, state)| Some((*id, state.master.take()?))));
+        }
         for (id, moments) in moments {
             let [Some(first), Some(second)] = moments else {
                 return Err(damaged(
@@ -472,7 +477,7 @@ impl Trainer {
                 "these are not the bytes that were saved".to_owned(),
             ));
         }
-        match self.peers.as_mut().and_then(|peers| peers.shards.as_mut()) {
+        match shards {
             Some(shards) if shards.has_weights() => shards.set_weights(values, &device),
             _ => self.model = self.model.clone().with_values(values),
         }

@@ -33,7 +33,7 @@ impl Trainer {
     ) -> Result<Self> {
         sharding.check(&self.recipe)?;
         let place = [rank.rank(), rank.ranks()];
-        let shards = || Shards::new(&self.model, sharding, place);
+        let shards = || Shards::new(&self.model, sharding, self.recipe.masters, place);
         let shards = (sharding > Sharding::None).then(shards);
         if sharding == Sharding::All {
             self.model = self.model.with_stand_ins(|_| true);

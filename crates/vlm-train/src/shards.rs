@@ -20,7 +20,7 @@ use crate::error::{Result, VlmTrainError};
 use crate::optimizer::Step;
 use crate::ranks::{NoSum, Peers, expect_done};
 use crate::recipe::Recipe;
-use crate::sums::{GradientSums, joined};
+use crate::sums::{GradientSums, is_narrow, joined};
 use crate::trainer::Trainer;
 
 /// With this alignment, a parameter that is a view of the whole is as aligned on a device as
@@ -102,6 +102,9 @@ pub(crate) struct Flat {
     part: usize,
     /// This rank's part of the weights, if they are in shards.
     weights: Option<Tensor<1>>,
+    /// The type of that part: f32 if the masters are the weights, which are rounded when they are
+    /// gathered.
+    kept: DType,
 }
 
 /// The division of elements among ranks.
@@ -114,8 +117,8 @@ pub(crate) struct Shards {
 }
 
 impl Shards {
-    /// The shards of rank `rank` of `ranks`.
-    pub(crate) fn new(model: &Vlm, sharding: Sharding, place: [usize; 2]) -> Self {
+    /// The shards of rank `rank` of `ranks`. `masters`: weights in shards are kept in f32.
+    pub(crate) fn new(model: &Vlm, sharding: Sharding, masters: bool, place: [usize; 2]) -> Self {
         let mut parameters = model.all_parameters();
         parameters.retain(|(_, is_trained)| *is_trained || sharding == Sharding::All);
         let pieces = parameters.into_iter().map(|(parameter, is_trained)| Piece {
@@ -127,6 +130,11 @@ impl Shards {
         });
         let mut shards = Self::of(pieces, sharding, place);
         if sharding == Sharding::All {
+            for flat in shards.flats.iter_mut().filter(|flat| flat.is_trained) {
+                if masters && is_narrow(flat.dtype) {
+                    flat.kept = DType::F32;
+                }
+            }
             let cut = |(id, value): (ParamId, Tensor<1>)| {
                 let part = value.slice(shards.own(id)?);
                 // A view would keep the whole.
@@ -161,10 +169,11 @@ impl Shards {
                     places: Vec::new(),
                     part: 0,
                     weights: None,
+                    kept: piece.dtype,
                 }),
             };
             if flat.dtype != piece.dtype {
-                flat.dtype = DType::F32;
+                (flat.dtype, flat.kept) = (DType::F32, DType::F32);
             }
             let end = flat.places.last().map_or(0, |place| place.all.end);
             let first = end.next_multiple_of(ALIGNMENT);
@@ -217,9 +226,27 @@ impl Shards {
         self.flats[flat].places.iter().map(|place| place.id)
     }
 
-    /// This rank's part of a flat's weights, if they are in shards.
+    /// This rank's part of a flat's weights in their type, if they are in shards.
     pub(crate) fn weights(&self, flat: usize) -> Option<Tensor<1>> {
-        self.flats[flat].weights.clone()
+        let flat = &self.flats[flat];
+        Some(flat.weights.clone()?.cast(flat.dtype))
+    }
+
+    /// This rank's parts of the weights in shards, as they are kept.
+    fn kept(&self, flats: impl Iterator<Item = usize>) -> HashMap<ParamId, Tensor<1>> {
+        let cut = |flat: usize| Some(self.cut_own(flat, self.flats[flat].weights.as_ref()?));
+        flats.filter_map(cut).flatten().collect()
+    }
+
+    /// The flats whose weights are masters, by index.
+    fn of_masters(&self) -> impl Iterator<Item = usize> {
+        let flats = self.flats.iter().enumerate();
+        flats.filter_map(|(index, flat)| (flat.kept != flat.dtype).then_some(index))
+    }
+
+    /// True if weights in shards are masters.
+    pub(crate) fn has_masters(&self) -> bool {
+        self.of_masters().next().is_some()
     }
 
     /// The index of a parameter's flat, and its place there.
@@ -329,8 +356,8 @@ impl Shards {
 
     /// This rank's parts of all flats' weights, if they are in shards.
     pub(crate) fn all_weights(&self) -> Vec<Tensor<1>> {
-        let weights = self.flats.iter().filter_map(|flat| flat.weights.clone());
-        weights.collect()
+        let flats = 0..self.flats.len();
+        flats.filter_map(|flat| self.weights(flat)).collect()
     }
 
     /// The rank of each sampled element of a parameter.
@@ -366,7 +393,7 @@ impl Shards {
             .ids(flat)
             .filter_map(|id| Some((id, own.remove(&id)?)))
             .collect();
-        self.lay_own(flat, part, (device, self.flats[flat].dtype))
+        self.lay_own(flat, part, (device, self.flats[flat].kept))
     }
 }
 
@@ -453,8 +480,7 @@ impl Trainer {
     /// The trained elements that this rank updates, by parameter.
     fn own_values(&self, shards: &Shards) -> HashMap<ParamId, Tensor<1>> {
         if shards.has_weights() {
-            let cut = |flat| Some(shards.cut_own(flat, &shards.weights(flat)?));
-            return shards.trained().filter_map(cut).flatten().collect();
+            return shards.kept(shards.trained());
         }
         let own = values(&self.model, false).into_iter();
         let own = own.filter_map(|(id, value)| Some((id, value.slice(shards.own(id)?))));
@@ -512,8 +538,10 @@ impl Trainer {
         let mut divided = self.shards();
         match (kind, divided) {
             (Kind::Parameter, Some((shards, _))) if shards.has_weights() => {
-                let cut = |flat| Some(shards.cut_own(flat, &shards.weights(flat)?));
-                own = (0..shards.flats.len()).filter_map(cut).flatten().collect();
+                own = shards.kept(0..shards.flats.len());
+            }
+            (Kind::Master, Some((shards, _))) if shards.has_masters() => {
+                own = shards.kept(shards.of_masters());
             }
             (Kind::Parameter, _) => {
                 divided = None;

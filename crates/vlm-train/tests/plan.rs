@@ -7,7 +7,7 @@ use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor};
 use vlm_data::text::Sample;
 use vlm_data::{Cut, MicroBatch, TrainingSample};
-use vlm_models::{LoraConfig, VlmConfig};
+use vlm_models::{LoraConfig, ModelPart, VlmConfig};
 use vlm_train::{
     Begun, Collective, MemoryPlan, MicroShape, Rank, RankGroup, Recipe, Sharding, TrainedParts,
     Trainer,
@@ -255,25 +255,36 @@ fn check<'a>(rows: impl Iterator<Item = &'a Row>) -> String {
     table
 }
 
-/// Of rows that compute activations again, on four ranks. A plan may be off by the buffer of a
-/// thread's products, too, which each of several ranks has or leaves to another.
+/// Of whole decoders that compute activations again, on four ranks. A plan may be off by the buffer of
+/// a thread's products, too, which each of several ranks has or leaves to another. Of smaller
+/// rows, what threads free of each other's tensors, up to 3 MiB, is a quarter.
 #[test]
 #[ignore = "minutes: in the deep checks"]
 fn the_plan_of_shards_is_near_what_is_counted() {
     let _alone = ALONE.lock();
     let rows = ROWS
         .iter()
-        .filter(|row| row.recomputes && row.dtype != DType::F16);
-    for row in rows.step_by(6) {
+        .filter(|row| row.recomputes && row.dtype != DType::F16)
+        .filter(|row| matches!(row.trains, Whole(parts) if parts.contains(&ModelPart::Decoder)));
+    let mut beyond = Vec::new();
+    for row in rows.step_by(3) {
         for sharding in [Sharding::Gradients, Sharding::All] {
             let [planned, counted, bound] = compare_sharded(row, sharding, 4);
             let ratio = planned as f64 / counted as f64;
             let mib = [counted, planned].map(|bytes| bytes as f64 / f64::from(1 << 20));
-            println!("{row} {sharding:?}: {mib:.1?} {ratio:.3}");
+            let line = format!("{row} {sharding:?}: {mib:.1?} {ratio:.3}");
+            println!("{line}");
             let apart = planned.abs_diff(counted) as f64;
-            assert!(apart <= ALLOWED * counted as f64 + bound as f64, "{row}");
+            if apart > ALLOWED * counted as f64 + bound as f64 {
+                beyond.push(line);
+            }
         }
     }
+    assert!(
+        beyond.is_empty(),
+        "beyond {ALLOWED}:\n{}",
+        beyond.join("\n")
+    );
 }
 
 /// One of four that are not in f16, whose products are slow in a test build; `cargo xtask deep
@@ -295,9 +306,14 @@ fn the_plans_of_forty_shapes_are_near_what_is_counted() {
     let table = check(ROWS.iter());
     if std::env::var("MROPE_WRITE_TABLES").is_ok() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/tables/memory.md");
-        std::fs::write(path, format!("{HEAD}\n{table}")).unwrap();
+        let before = plain_files::read_text(path.as_ref(), plain_files::MAX_TEXT_BYTES).unwrap();
+        let rest = before.find(OF_NPUS).map_or("", |rest| &before[rest..]);
+        std::fs::write(path, format!("{HEAD}\n{table}\n{rest}")).unwrap();
     }
 }
+
+/// Where the tables of other commands begin.
+const OF_NPUS: &str = "On two simulated NPUs";
 
 const HEAD: &str = "\
 # Planned and counted memory

@@ -234,6 +234,15 @@ impl Devices {
     pub(crate) fn traffic(&self) -> Option<(Traffic, bool)> {
         self.npus.as_ref().map(NpuRanks::traffic)
     }
+
+    /// Bytes in use: of the NPU that used most at most so far, of the CPU now.
+    pub(crate) fn memory_bytes(&self) -> Option<u64> {
+        let is_cpu = self.devices.first() == Some(&BurnDevice::flex());
+        match &self.npus {
+            Some(npus) => npus.peak_bytes(),
+            None => resident_memory().filter(|_| is_cpu),
+        }
+    }
 }
 
 impl fmt::Debug for Devices {

@@ -81,6 +81,12 @@ impl NpuRanks {
         Ok(self.0[0].root_info()?.to_bytes())
     }
 
+    /// The largest peak of the devices' memory.
+    pub(crate) fn peak_bytes(&self) -> Option<u64> {
+        let peaks = self.0.iter().filter_map(|npu| npu.memory().ok());
+        peaks.map(|memory| memory.peak_bytes as u64).max()
+    }
+
     /// Makes the devices ranks from `first` on, of `all`; returns when all have come.
     ///
     /// # Errors

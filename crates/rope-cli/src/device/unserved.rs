@@ -56,6 +56,10 @@ impl NpuRanks {
         match *self {}
     }
 
+    pub(crate) fn peak_bytes(&self) -> Option<u64> {
+        match *self {}
+    }
+
     pub(crate) fn traffic(&self) -> (Traffic, bool) {
         match *self {}
     }

@@ -93,7 +93,7 @@ fn table(step: &StepMemory, besides: &[(&str, &str, usize)]) -> Table {
     table
 }
 
-/// Counts steps on the CPU, beside their plan. Samples prefetched by other threads are not counted.
+/// Plans each step, and on one CPU counts it. Samples prefetched by other threads are not counted.
 pub(super) struct StepMeter {
     plan: MemoryPlan,
     counts: bool,
@@ -105,9 +105,8 @@ pub(super) struct StepMeter {
 }
 
 impl StepMeter {
-    /// Counts from now on what is held, if the device is the CPU.
-    pub(super) fn start(plan: MemoryPlan, device: &Device) -> Self {
-        let counts = *device == Device::Cpu;
+    /// With `counts`, counts from now on what is held.
+    pub(super) fn start(plan: MemoryPlan, counts: bool) -> Self {
         if counts {
             ALLOCATOR.start_thread();
         }
@@ -149,19 +148,18 @@ impl StepMeter {
         }
     }
 
-    /// Prints the planned and the counted peak.
-    pub(super) fn report(&self) {
+    /// Prints the planned and the counted peak. `in_use`: the peak that the device
+    /// counted.
+    pub(super) fn report(&self, in_use: Option<u64>) {
         if self.planned == 0 {
             return;
         }
+        let counted = self.counts.then_some(self.counted as f64);
+        let counted = counted.or(in_use.map(|bytes| bytes as f64));
+        let counted = counted.map_or(String::new(), |peak| format!("{} counted, ", bytes(peak)));
         let planned = bytes(self.planned as f64);
-        if self.counts {
-            let counted = bytes(self.counted as f64);
-            note(format_args!(
-                "peak memory of a step: {counted} counted, {planned} planned"
-            ));
-        } else {
-            note(format_args!("peak memory of a step: {planned} planned"));
-        }
+        note(format_args!(
+            "peak memory of a step: {counted}{planned} planned"
+        ));
     }
 }

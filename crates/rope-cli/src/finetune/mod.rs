@@ -18,7 +18,7 @@ use vlm_models::VlmError;
 use vlm_train::job::{Finetune, Job, JobEnd, Watch};
 use vlm_train::{Ending, Event, Trainer, VlmTrainError};
 
-use crate::device::{Compute, explained_reason};
+use crate::device::{Compute, Device, explained_reason};
 use crate::stdio::{note, stdout};
 
 use memory::StepMeter;
@@ -80,11 +80,11 @@ fn alone(args: &FinetuneArgs, job: &Job) -> Result<JobEnd, Box<dyn Error>> {
     let compute = Compute::open(&args.device[0], &args.token)?;
     compute.start_counting()?;
     let mut shown = Shown::new(args, true);
-    shown.meter = Some(StepMeter::start(job.plan().clone(), &args.device[0]));
-    shown.compute = Some(&compute);
+    let is_cpu = args.device[0] == Device::Cpu;
+    shown.meter = Some(StepMeter::start(job.plan().clone(), is_cpu));
+    shown.memory = Box::new(|| compute.memory_bytes());
     let trained = job.train(compute.device(), &mut shown).map_err(told)?;
     if matches!(trained, JobEnd::Saved(_)) && !args.quiet {
-        shown.meter.iter().for_each(StepMeter::report);
         for (name, value) in compute.usage()?.iter().flat_map(|usage| usage.rows()) {
             note(format_args!("{name}: {value}"));
         }
@@ -98,9 +98,10 @@ struct Shown<'a> {
     quiet: bool,
     is_first: bool,
     progress: Option<Progress>,
-    /// None of several ranks.
+    /// Of several ranks, the first one's, if they are NPUs.
     meter: Option<StepMeter>,
-    compute: Option<&'a Compute>,
+    /// Bytes that the devices have in use.
+    memory: Box<dyn Fn() -> Option<u64> + 'a>,
 }
 
 impl<'a> Shown<'a> {
@@ -111,7 +112,7 @@ impl<'a> Shown<'a> {
             is_first,
             progress: None,
             meter: None,
-            compute: None,
+            memory: Box::new(|| None),
         }
     }
 }
@@ -172,11 +173,14 @@ impl Watch for Shown<'_> {
             note(format_args!(
                 "{share:.1} % of the time was spent waiting for data"
             ));
+            if let Some(meter) = &self.meter {
+                meter.report(self.memory());
+            }
         }
     }
 
     fn memory(&self) -> Option<u64> {
-        self.compute?.memory_bytes()
+        (self.memory)()
     }
 }
 

@@ -8,6 +8,7 @@ use rope_bench::rows::bytes;
 use vlm_train::job::{Job, JobEnd};
 use vlm_train::{RankGroup, Rendezvous};
 
+use super::memory::StepMeter;
 use super::{FinetuneArgs, Shown};
 use crate::device::{self, Devices};
 use crate::stdio::{note, note_if_slow};
@@ -31,9 +32,15 @@ pub(super) fn train(args: &FinetuneArgs, job: Job) -> Result<JobEnd, Box<dyn Err
     }
     let devices = Arc::new(Devices::open(&args.device, &args.token)?);
     let group = group(args)?;
-    let shown = args.clone();
+    let (shown, of_ranks, plan) = (args.clone(), devices.clone(), job.plan().clone());
     let trained = job.train_ranks(devices.clone(), &group, move |rank| {
-        Shown::new(&shown, rank.rank() == 0)
+        let is_first = rank.rank() == 0;
+        let mut shown = Shown::new(&shown, is_first);
+        let has_plan = is_first && of_ranks.traffic().is_some();
+        shown.meter = has_plan.then(|| StepMeter::start(plan.clone(), false));
+        let devices = of_ranks.clone();
+        shown.memory = Box::new(move || devices.memory_bytes());
+        shown
     });
     let trained = match trained {
         Ok(trained) => trained,

@@ -291,19 +291,24 @@ impl MemoryPlan {
     fn held(&self) -> Vec<(&'static str, usize)> {
         let (wide, updated) = (self.types.wide, self.updated());
         let [trained, _] = self.trained();
-        let masters = if self.has_masters {
+        // In shards, masters are the weights.
+        let (mut weights, in_shards) = (self.weights, self.sharding == Sharding::All);
+        let masters = if self.has_masters && in_shards {
+            weights -= self.whole * self.types.narrow;
+            shards::part(self.whole, self.ranks) * wide
+        } else if self.has_masters {
             // Products of elements are beyond 64 bits.
             let share = self.whole.min(trained) as f64 / trained.max(1) as f64;
             (updated as f64 * share) as usize * wide
         } else {
             0
         };
-        let of_rank = |bytes: usize| match self.sharding {
-            Sharding::All => bytes.div_ceil(self.ranks),
-            _ => bytes,
+        let of_rank = |bytes: usize| match in_shards {
+            true => bytes.div_ceil(self.ranks),
+            false => bytes,
         };
         let mut held = vec![
-            ("weights", of_rank(self.weights)),
+            ("weights", of_rank(weights)),
             ("the reference", self.reference),
             ("adapters", of_rank(self.adapters)),
             ("masters", masters),
@@ -421,6 +426,8 @@ impl MemoryPlan {
             }
             // The values of a block at a time are gathered.
             (_, Sharding::Gradients) => part * of_value + self.blocks_of_ranks.most(),
+            // New masters take the place of the gradients, one parameter at a time.
+            (_, Sharding::All) if self.has_masters => 2 * largest * self.types.wide,
             (_, Sharding::All) => part * of_value,
         };
         if is_narrow && !self.has_masters {
@@ -430,14 +437,10 @@ impl MemoryPlan {
         }
     }
 
-    /// The gradients for the other devices are concatenated beside their sums over micro-batches;
-    /// with a sharded state, also a shard of those of all devices.
+    /// The gradients for the other devices are concatenated beside their sums over micro-batches,
+    /// which are gone when a shard of the sums over devices comes.
     fn exchange(&self) -> usize {
-        let part = match self.sharding {
-            Sharding::None => 0,
-            _ => self.updated(),
-        };
-        (self.trained()[0] + part) * self.types.wide
+        self.trained()[0] * self.types.wide
     }
 }
 
