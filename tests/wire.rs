@@ -69,6 +69,9 @@ fn calls() -> Vec<Call> {
     let narrow = |shape: &[usize]| (shape.to_vec(), DType::BF16);
     let (tokens, factor, rounded) = (narrow(&[5, 8]), narrow(&[4, 8]), narrow(&[2, 5]));
     let (inner, half) = (f32(&[4, 5]), f32(&[2, 8]));
+    // Version; three groups, of 2, 0 and 3 rows.
+    let groups = ints(&[1, 3, 2, 0, 3]);
+    let (matrices, products) = (narrow(&[3, 4, 8]), narrow(&[5, 4]));
     vec![
         call("rope.rotary_pair", &[&x, &k, &angles], &[&x, &k], &rotary),
         call("rope.rotary_single", &[&x, &angles], &[&x], &rotary),
@@ -140,6 +143,24 @@ fn calls() -> Vec<Call> {
             &[&rounded, &tokens],
             &[&half],
             &ints(&[1]),
+        ),
+        call(
+            "grouped_linear.forward",
+            &[&tokens, &matrices],
+            &[&products],
+            &groups,
+        ),
+        call(
+            "grouped_linear.x_gradient",
+            &[&products, &matrices],
+            &[&tokens],
+            &groups,
+        ),
+        call(
+            "grouped_linear.weight_gradient",
+            &[&tokens, &products],
+            &[&matrices],
+            &groups,
         ),
         call(
             "swiglu.forward",

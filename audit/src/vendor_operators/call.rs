@@ -140,7 +140,7 @@ impl Argument {
             "In" | "Out" | "Ref" | "OptIn" | "OptOut" | "OptRef" => {
                 Tensor::parse(text).map(Self::Tensor)
             }
-            "Ins" => {
+            "Ins" | "Outs" | "OptIns" | "OptOuts" => {
                 let members = text.strip_prefix('(')?.strip_suffix(')')?;
                 let members = members.split(';').filter(|member| !member.is_empty());
                 members

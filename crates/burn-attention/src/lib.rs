@@ -55,6 +55,7 @@ pub mod composed {
     pub use crate::adamw::composed as adamw;
     pub use crate::adapter::composed as adapter;
     pub use crate::attention::blocks as attention;
+    pub use crate::grouped_linear::composed as grouped_linear;
     pub use crate::rms_norm::composed as rms_norm;
     pub use crate::swiglu::composed as swiglu;
 }

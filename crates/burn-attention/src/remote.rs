@@ -7,16 +7,20 @@ use burn_remote::server::CustomOpRegistry;
 use crate::adamw::{self, AdamWOps};
 use crate::adapter::{self, AdapterOps};
 use crate::attention::{self, AttentionOps};
+use crate::grouped_linear::{self, GroupedLinearOps};
 use crate::rms_norm::{self, RmsNormOps};
 use crate::swiglu::{self, SwiGluOps};
 
 /// A backend that can run this crate's operations in a server.
 pub trait ServedOps:
-    BackendIr + AdamWOps + AdapterOps + AttentionOps + RmsNormOps + SwiGluOps
+    BackendIr + AdamWOps + AdapterOps + AttentionOps + GroupedLinearOps + RmsNormOps + SwiGluOps
 {
 }
 
-impl<B: BackendIr + AdamWOps + AdapterOps + AttentionOps + RmsNormOps + SwiGluOps> ServedOps for B {}
+impl<B> ServedOps for B where
+    B: BackendIr + AdamWOps + AdapterOps + AttentionOps + GroupedLinearOps + RmsNormOps + SwiGluOps
+{
+}
 
 /// Registers this crate's operations with a server, which runs them on its backend `B`.
 ///
@@ -26,6 +30,7 @@ pub fn register<B: ServedOps>(operations: &mut CustomOpRegistry<B>) {
     adamw::wire::register(operations);
     adapter::wire::register(operations);
     attention::wire::register(operations);
+    grouped_linear::wire::register(operations);
     rms_norm::wire::register(operations);
     swiglu::wire::register(operations);
 }

@@ -6,7 +6,8 @@
 //! | `Out`, `MaybeOut` | a tensor that is written; one that may be null |
 //! | `Ref` | a tensor that is read and written |
 //! | `S`, `MaybeS` | a host scalar; one that may be null |
-//! | `Ints`, `MaybeInts`, `Tensors` | host lists; one that may be null |
+//! | `Ints`, `MaybeInts`, `Tensors`, `MaybeTensors` | host lists; two that may be null |
+//! | `OutTensors`, `MaybeOutTensors` | lists of tensors that are written; one that may be null |
 //! | `DType`, `Text` | an element type by its number; a C string |
 #![allow(non_snake_case, reason = "the vendor's spelling")]
 
@@ -19,7 +20,7 @@ use crate::aclnn::attention::{Forward, Gradient, Inputs, Options};
 use crate::aclnn::call::{Access, required};
 use crate::aclnn::executor::execute;
 use crate::aclnn::index::Meets;
-use crate::aclnn::matrix::{Addend, Product, product};
+use crate::aclnn::matrix::{Addend, Grouping, Product, grouped, product};
 use crate::aclnn::normalize::{LayerNorm, RmsNormSaved};
 use crate::aclnn::pointwise::{Backward, Binary, Test, Unary, backward, binary, test, unary};
 use crate::aclnn::reduce::Fold;
@@ -80,6 +81,9 @@ kinds! {
     Ints *const aclIntArray;
     MaybeInts *const aclIntArray;
     Tensors *const aclTensorList;
+    MaybeTensors *const aclTensorList;
+    OutTensors *mut aclTensorList;
+    MaybeOutTensors *mut aclTensorList;
     DType i32;
     Text *const c_char;
     i64 i64;
@@ -129,7 +133,16 @@ macro_rules! take {
             .unwrap_or_default()
     };
     ($call:ident, $arg:ident, $name:expr, Tensors) => {
-        $call.tensors($arg as u64, $name)?
+        required(take!($call, $arg, $name, MaybeTensors), $name)?
+    };
+    ($call:ident, $arg:ident, $name:expr, MaybeTensors) => {
+        $call.tensors($arg as u64, $name, Access::Read)?
+    };
+    ($call:ident, $arg:ident, $name:expr, OutTensors) => {
+        required(take!($call, $arg, $name, MaybeOutTensors), $name)?
+    };
+    ($call:ident, $arg:ident, $name:expr, MaybeOutTensors) => {
+        $call.tensors($arg as u64, $name, Access::Write)?
     };
     ($call:ident, $arg:ident, $name:expr, DType) => {
         $call.dtype($arg, $name)?
@@ -179,6 +192,15 @@ macro_rules! spelled_value {
         record::ints($arg as u64)
     };
     ($arg:ident, Tensors) => {
+        record::tensors($arg as u64)
+    };
+    ($arg:ident, MaybeTensors) => {
+        record::tensors($arg as u64)
+    };
+    ($arg:ident, OutTensors) => {
+        record::tensors($arg as u64)
+    };
+    ($arg:ident, MaybeOutTensors) => {
         record::tensors($arg as u64)
     };
     ($arg:ident, Text) => {
@@ -425,6 +447,24 @@ operators! {
     };
     aclnnBatchMatMul(self_: T, mat2: T, out: Out, cubeMathType: i8)
         |call| product(call, Product::Batch, [self_, mat2, out], None, cubeMathType);
+    aclnnGroupedMatmulV4(
+        x: Tensors, weight: Tensors, biasOptional: MaybeTensors, scaleOptional: MaybeTensors,
+        offsetOptional: MaybeTensors, antiquantScaleOptional: MaybeTensors,
+        antiquantOffsetOptional: MaybeTensors, perTokenScaleOptional: MaybeTensors,
+        groupListOptional: MaybeT, activationInputOptional: MaybeTensors,
+        activationQuantScaleOptional: MaybeTensors, activationQuantOffsetOptional: MaybeTensors,
+        splitItem: i64, groupType: i64, groupListType: i64, actType: i64, out: OutTensors,
+        activationFeatureOutOptional: MaybeOutTensors, dynQuantScaleOutOptional: MaybeOutTensors,
+    ) |call| {
+        let absent = [
+            biasOptional, scaleOptional, offsetOptional, antiquantScaleOptional,
+            antiquantOffsetOptional, perTokenScaleOptional, activationInputOptional,
+            activationQuantScaleOptional, activationQuantOffsetOptional,
+            activationFeatureOutOptional, dynQuantScaleOutOptional,
+        ];
+        let numbers = Grouping { splitItem, groupType, groupListType, actType };
+        grouped(call, [x, weight, out], absent, groupListOptional, numbers)
+    };
 
     // Data movement.
     aclnnCat(tensors: Tensors, dim: i64, out: Out)

@@ -257,10 +257,17 @@ impl Call {
         })))
     }
 
-    /// A list of tensors that are read.
-    pub(crate) fn tensors(&mut self, list: u64, name: &'static str) -> Outcome<Vec<Operand>> {
-        let (input, _) = self.count(Access::Read);
-        let members = required(self.held(list, name, |all| &all.lists)?, name)?;
+    /// A list of tensors that are read or written, absent where the handle is null.
+    pub(crate) fn tensors(
+        &mut self,
+        list: u64,
+        name: &'static str,
+        access: Access,
+    ) -> Outcome<Option<Vec<Operand>>> {
+        let (input, _) = self.count(access);
+        let Some(members) = self.held(list, name, |all| &all.lists)? else {
+            return Ok(None);
+        };
         let slot = |(index, handle): (usize, &u64)| {
             let state = sim();
             let view = state.descriptors.tensors.get(*handle);
@@ -268,7 +275,7 @@ impl Call {
                 name,
                 handle: *handle,
                 view: Arc::clone(view.map_err(named(name))?),
-                access: Access::Read,
+                access,
                 input: None,
                 output: None,
                 member: input.map(|input| (list, input, index)),
@@ -279,7 +286,9 @@ impl Call {
             .enumerate()
             .map(slot)
             .collect::<Outcome<Vec<_>>>()?;
-        Ok(slots.into_iter().map(|slot| self.push(slot)).collect())
+        Ok(Some(
+            slots.into_iter().map(|slot| self.push(slot)).collect(),
+        ))
     }
 
     /// A scalar, array or list, absent where the handle is null.

@@ -168,3 +168,156 @@ pub(crate) fn product(
         data.write(&out, &values)
     })
 }
+
+/// The numbers of a grouped product, by the vendor's names.
+#[allow(non_snake_case, reason = "the vendor's spelling")]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Grouping {
+    pub(crate) splitItem: i64,
+    pub(crate) groupType: i64,
+    pub(crate) groupListType: i64,
+    pub(crate) actType: i64,
+}
+
+/// The most groups, and the longest last axis of a matrix in memory.
+const MOST_GROUPS: usize = 1024;
+const LONGEST_AXIS: usize = 65_535;
+
+/// True if memory has the columns of a matrix one after the other.
+fn is_transposed(x: &Operand) -> bool {
+    let rank = x.rank();
+    let [rows, columns] = [x.dims[rank - 2], x.dims[rank - 1]];
+    let [row, column] = [x.strides[rank - 2], x.strides[rank - 1]];
+    row == 1 && column == rows as i64 && (rows, columns) != (1, 1)
+}
+
+/// Products of groups of rows (`groupType` 0) or of columns and rows (2), in one tensor each.
+///
+/// Source: `gmm/grouped_matmul` of hicann/ops-transformer at c29bc1069d32: the checks of
+/// `aclnn_grouped_matmul.cpp`; groups without rows have products of zeros (`EmptyTensorCompute`).
+pub(crate) fn grouped(
+    call: &mut Call,
+    [x, weight, out]: [Vec<Operand>; 3],
+    absent: [Option<Vec<Operand>>; 11],
+    groups: Option<Operand>,
+    numbers: Grouping,
+) -> Outcome<Kernel> {
+    let Grouping {
+        splitItem,
+        groupType,
+        groupListType,
+        actType,
+    } = numbers;
+    if absent.iter().any(Option::is_some) {
+        return refuse("biases, scales, offsets and activations are not modelled");
+    }
+    let ([x], [weight], [out]) = (&x[..], &weight[..], &out[..]) else {
+        return refuse("x, weight and out have several tensors each, which is not modelled");
+    };
+    let (x, weight, out) = (x.clone(), weight.clone(), out.clone());
+    if ![2, 3].contains(&splitItem) {
+        return refuse(format!(
+            "splitItem is {splitItem}, 2 or 3 is expected for one out"
+        ));
+    }
+    if ![0, 2].contains(&groupType) || ![0, 1].contains(&groupListType) || actType != 0 {
+        return refuse(format!(
+            "groupType is {groupType}, groupListType {groupListType}, actType {actType}: 0 or 2, 0 \
+             or 1, and 0 are expected"
+        ));
+    }
+    x.expect_type(FLT)?;
+    for other in [&weight, &out] {
+        other.expect_dtype(x.dtype)?;
+    }
+    let by_rows = groupType == 0;
+    let [x_rank, weight_rank, out_rank] = if by_rows { [2, 3, 2] } else { [2, 2, 3] };
+    x.expect_rank(x_rank..=x_rank)?;
+    weight.expect_rank(weight_rank..=weight_rank)?;
+    out.expect_rank(out_rank..=out_rank)?;
+    let ([_, rows, depth], [batch, weight_depth, columns]) = (sizes(&x), sizes(&weight));
+    if depth != weight_depth {
+        return refuse(format!(
+            "x of {:?} and weight of {:?} do not multiply",
+            x.dims, weight.dims
+        ));
+    }
+    let Some(groups) = groups else {
+        return refuse("groupListOptional is null, the sizes of the groups are expected");
+    };
+    groups.expect_dtype(DataType::Int64)?;
+    groups.expect_rank(1..=1)?;
+    let count = groups.dims[0];
+    let expected = if by_rows { batch } else { out.dims[0] };
+    if count > MOST_GROUPS || count != expected || count == 0 {
+        return refuse(format!(
+            "groupListOptional has {count} elements, {expected} and at most {MOST_GROUPS} are \
+             expected"
+        ));
+    }
+    if by_rows {
+        out.expect_dims(&[rows, columns])?;
+    } else {
+        out.expect_dims(&[count, rows, columns])?;
+    }
+    let is_transposed_x = is_transposed(&x) || !by_rows && x.dims == [1, 1];
+    if by_rows == is_transposed_x {
+        let how = if by_rows { "not " } else { "" };
+        return refuse(format!(
+            "x has strides {:?} for shape {:?}, and is expected to be {how}transposed",
+            x.strides, x.dims
+        ));
+    }
+    if !by_rows && is_transposed(&weight) && weight.dims[1] != 1 {
+        return refuse("x and weight are transposed, at most one of them is expected");
+    }
+    let inner = [
+        if by_rows { depth } else { rows },
+        if by_rows && is_transposed(&weight) {
+            0
+        } else {
+            columns
+        },
+    ];
+    if inner.iter().any(|axis| *axis > LONGEST_AXIS) {
+        return refuse(format!(
+            "the last axes in memory have {inner:?} elements, at most {LONGEST_AXIS} are expected"
+        ));
+    }
+    out.expect_contiguous()?;
+    call.takes_transposed();
+    call.distinct();
+    kernel(move |data| {
+        let listed: Vec<i64> = data.read(&groups)?;
+        let mut last = 0;
+        let counts = listed.iter().map(|number| match groupListType {
+            0 => *number - std::mem::replace(&mut last, *number),
+            _ => *number,
+        });
+        let counts: Vec<i64> = counts.collect();
+        let all = if by_rows { rows } else { depth } as i64;
+        if counts.iter().any(|count| *count < 0) || counts.iter().sum::<i64>() > all {
+            return refuse(format!("the groups have {counts:?} of {all} rows"));
+        }
+        let (left, right): (Vec<f32>, Vec<f32>) = (data.read(&x)?, data.read(&weight)?);
+        let mut values = vec![0.0; out.dims.iter().product()];
+        let mut first = 0;
+        for (group, count) in counts.into_iter().enumerate() {
+            let count = count as usize;
+            if by_rows {
+                let matrix = &right[group * depth * columns..][..depth * columns];
+                let products = &mut values[first * columns..][..count * columns];
+                let of_group = &left[first * depth..][..count * depth];
+                multiply_add(of_group, matrix, products, [count, depth, columns]);
+            } else {
+                let part = |row: usize| &left[row * depth + first..][..count];
+                let of_group: Vec<f32> = (0..rows).flat_map(part).copied().collect();
+                let matrix = &right[first * columns..][..count * columns];
+                let products = &mut values[group * rows * columns..][..rows * columns];
+                multiply_add(&of_group, matrix, products, [rows, count, columns]);
+            }
+            first += count;
+        }
+        data.write(&out, &values)
+    })
+}

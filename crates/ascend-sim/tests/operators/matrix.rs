@@ -95,3 +95,177 @@ fn products_of_matrices() {
     assert!(bytes(strided.raw) > bytes(w.raw));
     assert_eq!(control::violations(), []);
 }
+
+/// Both splits of a grouped product, with a group without rows, and what the vendor refuses.
+#[test]
+fn products_of_groups() {
+    let device = Device::new();
+    let [rows, depth, columns, groups] = [5, 3, 2, 3];
+    let [r, d, c, g] = [5, 3, 2, 3];
+    let (a, b) = (
+        numbers(rows * depth, 6),
+        numbers(groups * depth * columns, 7),
+    );
+    let gradient = numbers(rows * columns, 8);
+    let by_rows: Vec<f64> = [0, 0, 2, 2, 2]
+        .into_iter()
+        .zip(a.chunks(depth))
+        .flat_map(|(group, row)| {
+            let matrix = &b[group * depth * columns..][..depth * columns];
+            dense_product(row, matrix, [1, depth, columns])
+        })
+        .collect();
+    let sum = |from: usize, to: usize| {
+        let transposed: Vec<f64> = (0..depth)
+            .flat_map(|channel| (from..to).map(move |row| row * depth + channel))
+            .map(|at| a[at])
+            .collect();
+        dense_product(
+            &transposed,
+            &gradient[from * columns..to * columns],
+            [depth, to - from, columns],
+        )
+    };
+    let by_sums = [sum(0, 2), vec![0.0; depth * columns], sum(2, 5)].concat();
+    // The matrices, stored transposed.
+    let stored: Vec<f64> = b
+        .chunks(depth * columns)
+        .flat_map(|matrix| (0..depth * columns).map(|at| matrix[at % depth * columns + at / depth]))
+        .collect();
+
+    // SAFETY: a list of one live tensor.
+    let list = |x: Tensor<'_>| unsafe { aclCreateTensorList((&raw const x.raw).cast(), 1) };
+    macro_rules! grouped {
+        ($how:ident, $x:expr, $weight:expr, $groups:expr, [$split:expr, $kind:expr], $out:expr) => {{
+            let none = std::ptr::null;
+            $how!(aclnnGroupedMatmulV4(
+                list($x),
+                list($weight),
+                none(),
+                none(),
+                none(),
+                none(),
+                none(),
+                none(),
+                $groups.raw,
+                none(),
+                none(),
+                none(),
+                3,
+                $split,
+                $kind,
+                0,
+                list($out),
+                null_mut(),
+                null_mut(),
+            ))
+        }};
+    }
+    macro_rules! on_device {
+        ($($call:tt)*) => { run!(device, $($call)*) };
+    }
+    let counts = device.tensor(I64, &[3], &[2.0, 0.0, 3.0]);
+    let ends = device.tensor(I64, &[3], &[2.0, 2.0, 5.0]);
+    for dtype in [F32, F16, Bf16] {
+        let x = device.tensor(dtype, &[r, d], &a);
+        let weight = device.tensor(dtype, &[g, d, c], &b);
+        let transposed = device.view(dtype, &stored, &[g, d, c], Some(&[d * c, 1, d]), 0);
+        for (weight, groups, kind) in [
+            (weight, counts, 1),
+            (weight, ends, 0),
+            (transposed, counts, 1),
+        ] {
+            let out = device.out(dtype, &[r, c]);
+            grouped!(on_device, x, weight, groups, [0, kind], out).expect("rows");
+            assert_close(&out.values(), &by_rows, dtype.step(), "rows");
+        }
+        let x = device.view(dtype, &a, &[d, r], Some(&[1, d]), 0);
+        let (dy, out) = (
+            device.tensor(dtype, &[r, c], &gradient),
+            device.out(dtype, &[g, d, c]),
+        );
+        grouped!(on_device, x, dy, counts, [2, 1], out).expect("sums");
+        assert_close(&out.values(), &by_sums, dtype.step(), "sums");
+    }
+
+    let tensor = |dtype, dims: &[i64]| device.out(dtype, dims);
+    let (x, weight, out) = (
+        tensor(F32, &[r, d]),
+        tensor(F32, &[g, d, c]),
+        tensor(F32, &[r, c]),
+    );
+    let dy = tensor(F32, &[r, c]);
+    for (x, weight, groups, numbers, out, says) in [
+        (
+            x,
+            weight,
+            tensor(I64, &[2]),
+            [0, 1],
+            out,
+            "has 2 elements, 3",
+        ),
+        (
+            x,
+            weight,
+            tensor(I32, &[3]),
+            [0, 1],
+            out,
+            "groupListOptional is Int32",
+        ),
+        (x, weight, counts, [1, 1], out, "groupType is 1"),
+        (
+            x,
+            tensor(F16, &[g, d, c]),
+            counts,
+            [0, 1],
+            out,
+            "weight is Float16",
+        ),
+        (
+            x,
+            tensor(F32, &[g, c, d]),
+            counts,
+            [0, 1],
+            out,
+            "do not multiply",
+        ),
+        (
+            x,
+            dy,
+            counts,
+            [2, 1],
+            tensor(F32, &[g, r, c]),
+            "do not multiply",
+        ),
+        (
+            tensor(F32, &[d, r]),
+            dy,
+            counts,
+            [2, 1],
+            weight,
+            "expected to be transposed",
+        ),
+        (
+            device.view(F32, &a, &[r, d], Some(&[1, r]), 0),
+            weight,
+            counts,
+            [0, 1],
+            out,
+            "not transposed",
+        ),
+        (
+            x,
+            weight,
+            counts,
+            [0, 1],
+            tensor(F32, &[r, d]),
+            "[5, 2] is expected",
+        ),
+    ] {
+        let refused = grouped!(plan, x, weight, groups, [numbers[0], numbers[1]], out);
+        assert_refused(refused, PARAM_INVALID, says);
+    }
+    // The device finds counts that are too large.
+    let more = device.tensor(I64, &[3], &[2.0, 0.0, 9.0]);
+    assert!(grouped!(on_device, x, weight, more, [0, 1], out).is_err());
+}

@@ -4,6 +4,7 @@
 mod adamw;
 mod adapter;
 mod attention;
+mod grouped_linear;
 mod norm_rotary;
 mod rms_norm;
 mod rotary;

@@ -85,7 +85,21 @@ mod tests {
         },
     ];
 
-    const TRAITS: [(&str, &[Row]); 7] = [
+    /// Of burn-attention's trait, too.
+    const GROUPED: [Row; 3] = [
+        grouped("grouped_linear_forward"),
+        grouped("grouped_linear_x_gradient"),
+        grouped("grouped_linear_weight_gradient"),
+    ];
+
+    const fn grouped(method: &'static str) -> Row {
+        Row {
+            method,
+            native: Some((Types::FLOAT, &["grouped_mm"])),
+        }
+    }
+
+    const TRAITS: [(&str, &[Row]); 8] = [
         ("FloatTensorOps", float::ROWS),
         ("IntTensorOps", int::ROWS),
         ("BoolTensorOps", bool::ROWS),
@@ -93,6 +107,7 @@ mod tests {
         ("ActivationOps", activation::ROWS),
         ("QTensorOps", quantized::ROWS),
         ("AttentionOps", &ATTENTION),
+        ("GroupedLinearOps", &GROUPED),
     ];
 
     fn operator(method: &str) -> Option<&'static OperatorInfo> {

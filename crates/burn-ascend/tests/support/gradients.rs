@@ -9,7 +9,7 @@ use burn::backend::{
     Autodiff, AutodiffBackend, Backend, BoolStore, DType, TensorData, TensorMetadata, read_sync,
 };
 use burn::tensor::{FloatDType, Shape, Slice};
-use burn_attention::{AdapterOps, Bias, SwiGluOps};
+use burn_attention::{AdapterOps, Bias, GroupedLinearOp, GroupedLinearOps, SwiGluOps};
 
 use super::compare::{Tolerance, compare};
 use super::input::{
@@ -19,9 +19,9 @@ use super::input::{
 use super::suite::{Args, Failures, caught};
 
 /// A backend with the operations that are tested.
-pub(crate) trait Tested: AdapterOps + SwiGluOps {}
+pub(crate) trait Tested: AdapterOps + GroupedLinearOps + SwiGluOps {}
 
-impl<B: AdapterOps + SwiGluOps> Tested for B {}
+impl<B: AdapterOps + GroupedLinearOps + SwiGluOps> Tested for B {}
 
 type A<B> = Autodiff<B>;
 type Expression<B> = Box<dyn Fn(&mut Args<A<B>>) -> FloatTensor<A<B>>>;
@@ -258,6 +258,26 @@ fn expressions<B: Tested>(g: &mut Gradients<B>) {
             let h = A::<B>::adapter_inner(factor(&a), x.clone());
             let factor = factor(&b);
             A::<B>::adapted_linear(x, weight, bias, h, a, b, factor)
+        });
+    }
+    // Groups without rows, of one row, of one channel, and weights that are no dense tensors.
+    for (groups, [inputs, outputs], view) in [
+        (&[3, 0, 2, 1][..], [6, 4], Contiguous),
+        (&[0, 7, 0], [5, 1], Transposed),
+        (&[1], [1, 3], Contiguous),
+        (&[0, 1], [1, 1], Contiguous),
+        (&[20, 13], [40, 33], Sliced),
+    ] {
+        let rows: usize = groups.iter().sum();
+        let inputs = vec![
+            g.x(&[rows, inputs], view, &UNIT),
+            g.x(&[groups.len(), outputs, inputs], view, &UNIT),
+        ];
+        g.push("linear layers of groups", inputs, |args| {
+            let op = GroupedLinearOp {
+                rows: groups.to_vec(),
+            };
+            A::<B>::grouped_linear_forward(args.f(), args.f(), op)
         });
     }
 

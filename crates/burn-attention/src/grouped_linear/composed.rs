@@ -42,8 +42,12 @@ fn by_group<B: Backend>(
     }
 }
 
-/// The output of [`GroupedLinearOps`](super::GroupedLinearOps).
-pub(super) fn forward<B: Backend>(
+/// Computes the same as
+/// [`grouped_linear_forward`](crate::GroupedLinearOps::grouped_linear_forward).
+///
+/// # Panics
+/// If the groups have no rows, or shapes or types disagree.
+pub fn forward<B: Backend>(
     x: FloatTensor<B>,
     weight: FloatTensor<B>,
     op: &GroupedLinearOp,
@@ -54,8 +58,12 @@ pub(super) fn forward<B: Backend>(
     })
 }
 
-/// The gradient of x.
-pub(super) fn x_gradient<B: Backend>(
+/// Computes the same as
+/// [`grouped_linear_x_gradient`](crate::GroupedLinearOps::grouped_linear_x_gradient).
+///
+/// # Panics
+/// As [`forward`].
+pub fn x_gradient<B: Backend>(
     weight: FloatTensor<B>,
     gradient: FloatTensor<B>,
     op: &GroupedLinearOp,
@@ -66,8 +74,12 @@ pub(super) fn x_gradient<B: Backend>(
     })
 }
 
-/// The gradient of the weight.
-pub(super) fn weight_gradient<B: Backend>(
+/// Computes the same as
+/// [`grouped_linear_weight_gradient`](crate::GroupedLinearOps::grouped_linear_weight_gradient).
+///
+/// # Panics
+/// As [`forward`].
+pub fn weight_gradient<B: Backend>(
     x: FloatTensor<B>,
     gradient: FloatTensor<B>,
     op: &GroupedLinearOp,

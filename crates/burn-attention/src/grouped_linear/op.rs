@@ -21,24 +21,23 @@ impl GroupedLinearOp {
     pub fn check<T: TensorMetadata>(&self, x: &T, weight: &T) -> Result<()> {
         accumulator(x.dtype())?;
         expect("weight", weight, x.dtype(), x)?;
-        let [rows, inputs] = x.shape().dims();
+        let [_, inputs] = x.shape().dims();
         let [groups, _, weight_inputs] = weight.shape().dims();
         equal(["x", "weight"], "inputs", inputs, weight_inputs)?;
         equal(["rows", "weight"], "groups", self.rows.len(), groups)?;
-        let grouped = self
-            .rows
-            .iter()
-            .try_fold(0_usize, |sum, rows| sum.checked_add(*rows));
-        equal(
-            ["x", "the groups"],
-            "rows",
-            rows,
-            grouped.unwrap_or(usize::MAX),
-        )?;
+        self.check_rows(x)?;
         if inputs == 0 {
             return Err(AttentionError::NoChannels);
         }
         Ok(())
+    }
+
+    /// Checks that the groups divide the rows of a matrix.
+    pub(super) fn check_rows<T: TensorMetadata>(&self, x: &T) -> Result<()> {
+        let mut rows = self.rows.iter();
+        let grouped = rows.try_fold(0_usize, |sum, rows| sum.checked_add(*rows));
+        let grouped = grouped.unwrap_or(usize::MAX);
+        equal(["x", "the groups"], "rows", x.shape()[0], grouped)
     }
 }
 
@@ -90,7 +89,3 @@ impl GroupedLinearOps for burn::backend::Flex {}
 /// Ordinary operations.
 #[cfg(feature = "cube")]
 impl GroupedLinearOps for burn::backend::Cube {}
-
-/// Ordinary operations, each sent separately: their tensors stay on the device.
-#[cfg(feature = "remote")]
-impl GroupedLinearOps for burn::backend::Remote {}

@@ -40,8 +40,8 @@ const ENGINES: &[(&str, &str, &str)] = engines! {
     "sign": "f32 f16 bf16 i32 bool", "f64 i64";
     "sqrt reciprocal exp log log1p erf sin cos ceil sigmoid sigmoid_backward softmax log_softmax":
         "f32 f16 bf16", "f64";
-    "tanh gelu gelu_backward embedding_backward mm add_mm batch_mm layer_norm flash_attention \
-     flash_attention_grad flash_attention_packed flash_attention_packed_grad":
+    "tanh gelu gelu_backward embedding_backward mm add_mm batch_mm grouped_mm layer_norm \
+     flash_attention flash_attention_grad flash_attention_packed flash_attention_packed_grad":
         "f32 f16 bf16", "";
     "floor": "f32 f16 bf16 i64 i32 i16 i8 u8 u16 u32 u64", "f64";
     "round": "f32 f16 bf16 i32", "f64 i64";
@@ -248,12 +248,15 @@ pub fn runs_on_ai_cpu(method: &str, operands: &[Operand<'_>]) -> bool {
 pub(super) fn on_ai_cpu(names: Names, arguments: &[Argument<'_>]) -> bool {
     let mut operands = Vec::with_capacity(arguments.len());
     for (parameter, argument) in names.parameters.iter().zip(arguments) {
-        let is_written = matches!(argument, Argument::Out(_) | Argument::Ref(_));
+        let is_written = matches!(
+            argument,
+            Argument::Out(_) | Argument::Outs(_) | Argument::Ref(_)
+        );
         let views = match argument {
             Argument::In(view) | Argument::Ref(view) | Argument::Out(view) => {
                 std::slice::from_ref(view)
             }
-            Argument::Ins(views) => views,
+            Argument::Ins(views) | Argument::Outs(views) => views,
             _ => &[],
         };
         operands.extend(views.iter().map(|view| Operand {

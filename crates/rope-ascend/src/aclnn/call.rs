@@ -49,6 +49,7 @@ pub(super) enum Argument<'a> {
     /// Read and written: operators differ in whether their executors treat it as input or output.
     Ref(View<'a>),
     Ins(&'a [View<'a>]),
+    Outs(&'a [View<'a>]),
     Number(Number),
     Ints(&'a [i64]),
     Text(&'static CStr),
@@ -124,6 +125,8 @@ impl View<'_> {
 pub(super) struct Objects {
     pub(super) raw: Vec<Raw>,
     pub(super) meta: AclMeta,
+    /// True if a list is written: no function sets the addresses of its members.
+    pub(super) writes_list: bool,
 }
 
 impl Objects {
@@ -141,6 +144,9 @@ impl Objects {
                 .meta
                 .as_ref()
                 .map_err(Clone::clone)?,
+            writes_list: arguments
+                .iter()
+                .any(|argument| matches!(argument, Argument::Outs(_))),
         };
         for argument in arguments {
             let raw = objects.make(stream, argument)?;
@@ -166,7 +172,7 @@ impl Objects {
                 let tensor = self.tensor(&view);
                 made(tensor.is_null(), "aclCreateTensor", Raw::Tensor(tensor))
             }
-            Argument::Ins(views) => {
+            Argument::Ins(views) | Argument::Outs(views) => {
                 let create = needed(stream, self.meta.aclCreateTensorList, "aclCreateTensorList")?;
                 let tensors: Vec<*const aclTensor> = views
                     .iter()

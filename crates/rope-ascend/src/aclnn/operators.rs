@@ -18,7 +18,8 @@ use crate::error::Result;
 use crate::result::check;
 use crate::safe::Stream;
 use crate::sys::kind::{
-    DataType, In, Ins, Ints, Num, OptIn, OptInts, OptNum, OptOut, Out, Ref, Text,
+    DataType, In, Ins, Ints, Num, OptIn, OptIns, OptInts, OptNum, OptOut, OptOuts, Out, Outs, Ref,
+    Text,
 };
 use crate::sys::{
     CubeMath, Kind, Run, aclDataType, aclOpExecutor, aclnnStatus, for_each_fused_operator,
@@ -63,6 +64,9 @@ parameters! {
     OptIn: Option<View<'a>>, v => v.map_or(Argument::NoInput, Argument::In), Tensor;
     OptOut: Option<View<'a>>, v => v.map_or(Argument::NoOutput, Argument::Out), Tensor;
     Ins: &'a [View<'a>], v => Argument::Ins(v), Tensors;
+    Outs: &'a [View<'a>], v => Argument::Outs(v), Tensors;
+    OptIns: Option<&'a [View<'a>]>, v => v.map_or(Argument::NoInput, Argument::Ins), Tensors;
+    OptOuts: Option<&'a [View<'a>]>, v => v.map_or(Argument::NoOutput, Argument::Outs), Tensors;
     Num: Number, v => Argument::Number(v), Scalar;
     OptNum: Option<Number>, v => v.map_or(Argument::Absent, Argument::Number), Scalar;
     Ints: &'a [i64], v => Argument::Ints(v), Ints;
@@ -115,6 +119,9 @@ macro_rules! value {
     (OptIn) => { Option<View<'_>> };
     (OptOut) => { Option<View<'_>> };
     (Ins) => { &[View<'_>] };
+    (Outs) => { &[View<'_>] };
+    (OptIns) => { Option<&[View<'_>]> };
+    (OptOuts) => { Option<&[View<'_>]> };
     (Num) => { Number };
     (OptNum) => { Option<Number> };
     (Ints) => { &[i64] };
@@ -323,7 +330,9 @@ impl Operators {
         for argument in arguments {
             match argument {
                 Argument::In(view) | Argument::Out(view) | Argument::Ref(view) => each(view)?,
-                Argument::Ins(views) => views.iter().try_for_each(each)?,
+                Argument::Ins(views) | Argument::Outs(views) => {
+                    views.iter().try_for_each(each)?;
+                }
                 _ => {}
             }
         }

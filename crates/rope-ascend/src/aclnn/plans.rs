@@ -169,7 +169,7 @@ impl Key {
                 Argument::In(view) | Argument::Out(view) | Argument::Ref(view) => {
                     tensor(&mut words, view);
                 }
-                Argument::Ins(views) => {
+                Argument::Ins(views) | Argument::Outs(views) => {
                     words.push(views.len() as u64);
                     views.iter().for_each(|view| tensor(&mut words, *view));
                 }
@@ -207,6 +207,7 @@ impl Plan {
         let complete = meta.aclSetInputTensorAddr.is_some()
             && meta.aclSetOutputTensorAddr.is_some()
             && (meta.aclSetDynamicInputTensorAddr.is_some() || !self.objects.has_list())
+            && !self.objects.writes_list
             && meta.aclDestroyAclOpExecutor.is_some();
         match meta.aclSetAclOpExecutorRepeatable {
             // SAFETY: the executor was planned and has not run.

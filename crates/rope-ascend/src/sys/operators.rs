@@ -65,6 +65,15 @@ pub mod kind {
     /// A list of tensors that are read.
     #[derive(Debug)]
     pub enum Ins {}
+    /// A list of tensors that are written.
+    #[derive(Debug)]
+    pub enum Outs {}
+    /// A list of tensors that are read, or null.
+    #[derive(Debug)]
+    pub enum OptIns {}
+    /// A list of tensors that are written, or null.
+    #[derive(Debug)]
+    pub enum OptOuts {}
     /// A number.
     #[derive(Debug)]
     pub enum Num {}
@@ -96,6 +105,9 @@ kinds! {
     kind::OptIn => *const aclTensor,
     kind::OptOut => *mut aclTensor,
     kind::Ins => *const aclTensorList,
+    kind::Outs => *mut aclTensorList,
+    kind::OptIns => *const aclTensorList,
+    kind::OptOuts => *mut aclTensorList,
     kind::Num => *const aclScalar,
     kind::OptNum => *const aclScalar,
     kind::Ints => *const aclIntArray,
@@ -309,6 +321,20 @@ macro_rules! for_each_operator {
             /// bf16 with f16 or f32 is refused.
             nn fn batch_mm = BatchMatMul(x: In, other: In, out: Out, cube_math: CubeMath);
 
+            /// Product of each group's rows of x and its matrix: `group_type` 0, weight
+            /// `[groups, inputs, outputs]`; or of each group's columns of x and rows of weight: 2,
+            /// `out` `[groups, ..]`. `group_list` counts them if `group_list_type` is 1. Limits:
+            /// Atlas A2; one type; at most 1,024 groups; dimensions of memory's last axes at most
+            /// 65,535; for 2, x is a transposed view.
+            transformer fn grouped_mm = GroupedMatmulV4(
+                x: Ins, weight: Ins, bias: OptIns, scale: OptIns, offset: OptIns,
+                antiquant_scale: OptIns, antiquant_offset: OptIns, per_token_scale: OptIns,
+                group_list: OptIn, activation_input: OptIns, activation_quant_scale: OptIns,
+                activation_quant_offset: OptIns, split_item: i64, group_type: i64,
+                group_list_type: i64, act_type: i64, out: Outs, activation_feature: OptOuts,
+                dyn_quant_scale: OptOuts
+            );
+
             /// Softmax along an axis.
             nn fn softmax = Softmax(x: In, dim: i64, out: Out);
             /// Logarithm of the softmax along an axis.
@@ -515,7 +541,10 @@ macro_rules! declare {
     };
 }
 
-use kind::{DataType, In, Ins, Ints, Num, OptIn, OptInts, OptNum, OptOut, Out, Ref, Text};
+use kind::{
+    DataType, In, Ins, Ints, Num, OptIn, OptIns, OptInts, OptNum, OptOut, OptOuts, Out, Outs, Ref,
+    Text,
+};
 for_each_operator! {
     declare
     /// The operators of training. An installation may lack any of them.
