@@ -20,6 +20,8 @@ struct Kernel {
     std::vector<const aclTensor *> inputs;
     std::vector<aclTensor *> outputs;
     std::vector<op::OpArg *> attributes;
+    std::vector<const aclTensorList *> input_lists;
+    std::vector<aclTensorList *> output_lists;
 
     Kernel(uint32_t type, op::OpArgList &in, op::OpArgList &out, op::OpArgList &attrs)
         : name(harness::Kernel(type))
@@ -28,10 +30,16 @@ struct Kernel {
             const bool is_tensor = argument.type == op::OpArgType::OPARG_ACLTENSOR;
             inputs.push_back(is_tensor ? static_cast<const aclTensor *>(argument->pointer)
                                        : nullptr);
+            if (argument.type == op::OpArgType::OPARG_ACLTENSOR_LIST) {
+                input_lists.push_back(static_cast<const aclTensorList *>(argument->pointer));
+            }
         });
         out.VisitByNoReturn([&](size_t, op::OpArg &argument) {
             const bool is_tensor = argument.type == op::OpArgType::OPARG_ACLTENSOR;
             outputs.push_back(is_tensor ? static_cast<aclTensor *>(argument->pointer) : nullptr);
+            if (argument.type == op::OpArgType::OPARG_ACLTENSOR_LIST) {
+                output_lists.push_back(static_cast<aclTensorList *>(argument->pointer));
+            }
         });
         attrs.VisitByNoReturn([&](size_t, op::OpArg &argument) {
             attributes.push_back(&argument);
@@ -236,11 +244,53 @@ op::Shape Infer(const Kernel &kernel)
     }
     return x;
 }
+
+// Products of groups, in one tensor or in several. Factors that are stored transposed come so.
+bool GiveGroups(const Kernel &kernel)
+{
+    if (kernel.input_lists.size() < 2 || kernel.output_lists.size() != 1) {
+        return false;
+    }
+    const aclTensorList &x = *kernel.input_lists[0], &weight = *kernel.input_lists[1];
+    aclTensorList &out = *kernel.output_lists[0];
+    const std::vector<bool> flags = kernel.Flags();
+    const Axes numbers = kernel.Numbers();
+    if (flags.size() < 2 || numbers.size() < 3) {
+        return false;
+    }
+    const auto last = [](const aclTensor *factor, bool transposed, size_t from_end) {
+        const op::Shape &shape = factor->GetViewShape();
+        const size_t axis = transposed ? 3 - from_end : from_end;
+        return shape.GetDim(shape.GetDimNum() - axis);
+    };
+    for (uint64_t i = 0; i < out.Size(); i++) {
+        const aclTensor *left = x[std::min(i, x.Size() - 1)];
+        const aclTensor *right = weight[std::min(i, weight.Size() - 1)];
+        op::Shape shape;
+        if (numbers[2] == 2) {
+            const aclTensor *groups = nullptr;
+            for (const aclTensor *input : kernel.inputs) {
+                groups = input != nullptr ? input : groups;
+            }
+            if (groups == nullptr) {
+                return false;
+            }
+            shape.AppendDim(groups->GetViewShape().GetDim(0));
+        }
+        shape.AppendDim(last(left, flags[1], 2));
+        shape.AppendDim(last(right, flags[0], 1));
+        Give(out[i], shape);
+    }
+    return true;
+}
 }  // namespace
 
 aclnnStatus InferShape(uint32_t type, op::OpArgList &in, op::OpArgList &out, op::OpArgList &attrs)
 {
     const Kernel kernel(type, in, out, attrs);
+    if (kernel.name == "GroupedMatmul") {
+        return GiveGroups(kernel) ? ACLNN_SUCCESS : ACLNN_ERR_PARAM_INVALID;
+    }
     if (kernel.inputs.empty() || kernel.inputs[0] == nullptr) {
         return ACLNN_ERR_INNER_NULLPTR;
     }

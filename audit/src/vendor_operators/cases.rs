@@ -405,6 +405,43 @@ const FAMILIES: &[Family] = &[
             "bf16[5,2,3] f32[5,3,4] f32[5,2,4] 0",
         ],
     ),
+    all(
+        "x weight bias scale offset antiquant_scale antiquant_offset per_token_scale group_list \
+         activation_input activation_quant_scale activation_quant_offset split_item group_type \
+         group_list_type act_type out activation_feature dyn_quant_scale",
+        &[
+            "(*[5,3]) (*[2,3,4]) null null null null null null i64[2] null null null 3 0 1 0 \
+             (*[5,4]) null null",
+            "(*[5,3]) (*[2,3,4]/[12,1,3]) null null null null null null i64[2] null null null 3 0 1 \
+             0 (*[5,4]) null null",
+            "(*[3,5]/[1,3]) (*[5,4]) null null null null null null i64[2] null null null 3 2 1 0 \
+             (*[2,3,4]) null null",
+            "(*[3,5]) (*[5,4]) null null null null null null i64[2] null null null 3 2 1 0 \
+             (*[2,3,4]) null null",
+            "(*[5,3]/[1,5]) (*[2,3,4]) null null null null null null i64[2] null null null 3 0 1 0 \
+             (*[5,4]) null null",
+            "(*[3,5]/[1,3]) (*[5,4]/[1,5]) null null null null null null i64[2] null null null 3 2 \
+             1 0 (*[2,3,4]) null null",
+            "(*[5,3]) (*[2,3,4]) null null null null null null i64[3] null null null 2 0 0 0 \
+             (*[5,4]) null null",
+            "(*[5,3]) (*[2,4,3]) null null null null null null i64[2] null null null 3 0 1 0 \
+             (*[5,4]) null null",
+            "(*[0,3]) (*[2,3,4]) null null null null null null i64[2] null null null 3 0 1 0 \
+             (*[0,4]) null null",
+            "(*[5,70000]) (*[2,70000,4]) null null null null null null i64[2] null null null 3 0 1 \
+             0 (*[5,4]) null null",
+            "(*[5,3]) (*[2,3,70000]) null null null null null null i64[2] null null null 3 0 1 0 \
+             (*[5,70000]) null null",
+            "(*[5,3]) (*[1025,3,4]) null null null null null null i64[1025] null null null 3 0 1 0 \
+             (*[5,4]) null null",
+            "(*[5,3]) (*[2,3,4]) (*[2,4]) null null null null null i64[2] null null null 3 0 1 0 \
+             (*[5,4]) null null",
+            "(*[5,3]) (*[2,3,4]) null (*[2,4]) (*[2,4]) (*[2,4]) (*[2,4]) (*[5]) i64[2] (*[5]) \
+             (*[5]) (*[5]) 3 0 1 0 (*[5,4]) (*[5]) (*[5])",
+            "(*[5,3];*[5,3]) (*[3,4];*[3,4]) null null null null null null null null null null 0 -1 \
+             0 0 (*[5,4];*[5,4]) null null",
+        ],
+    ),
     all("x dim out", &["*$ 0 *$", "*$ -1 *$", "*$ 1 *$"]),
     all(
         "x normalized weight bias epsilon out mean rstd",

@@ -93,6 +93,8 @@ const ATTENTION: &[&str] = &[
     "aclnnFlashAttentionVarLenScore",
 ];
 
+const GROUPED: &[&str] = &["aclnnGroupedMatmulV4"];
+
 /// The first row that fits explains a call. A row that explains none is an error.
 pub(super) const EXPLAINED: &[Explained] = &[
     stricter(
@@ -311,6 +313,21 @@ pub(super) const EXPLAINED: &[Explained] = &[
         "not modelled",
         "what the simulator has not of attention: pse, dropout, padding masks, prefixes, BSH, SBH, \
          and TND without lengths",
+    ),
+    stricter(
+        GROUPED,
+        "not modelled",
+        "what the simulator has not of grouped products: biases, scales, and several tensors",
+    ),
+    stricter(
+        GROUPED,
+        "out is ",
+        "an output of another type: the code logs that it does not match, and goes on",
+    ),
+    stricter(
+        GROUPED,
+        "x is Int8",
+        "quantised products, which are not modelled",
     ),
     stricter(
         &["aclnnFlashAttentionScoreGrad"],

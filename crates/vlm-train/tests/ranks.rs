@@ -625,6 +625,41 @@ fn a_run_continues_on_another_number_of_ranks() {
     }
 }
 
+/// Masters, too, are continued in any shards: on as many ranks, in bf16, the steps and the checkpoint
+/// are to the bit those of a run that nothing stopped.
+#[test]
+fn masters_continue_in_other_shards() {
+    let recipe = Recipe {
+        max_norm: None,
+        ..short(whole(), 4)
+    };
+    let job = |folder: &Folder| Job {
+        batch: 2,
+        precision: DType::BF16,
+        ..Job::new(&recipe, folder)
+    };
+    let alone = Folder::new("masters");
+    let expected = train_ranks(2, &job(&alone)).unwrap();
+    for (from, to) in [
+        (Sharding::None, Sharding::All),
+        (Sharding::All, Sharding::All),
+        (Sharding::All, Sharding::Gradients),
+    ] {
+        let moved = Folder::new(&format!("masters-{from:?}-{to:?}"));
+        let mut job = job(&moved);
+        (job.state, job.fault) = (from, Fault::Data);
+        assert!(train_ranks(2, &job).is_err());
+        (job.state, job.fault, job.resume) = (to, Fault::None, true);
+        let rest = train_ranks(2, &job).unwrap();
+        let losses = |reports: &[StepReport]| -> Vec<u64> {
+            reports.iter().map(|report| report.loss.to_bits()).collect()
+        };
+        let [expected, rest] = [&expected[0].reports[2..], &rest[0].reports].map(losses);
+        assert_eq!(expected, rest, "{from:?} to {to:?}");
+        assert!(state(&alone, 4) == state(&moved, 4), "{from:?} to {to:?}");
+    }
+}
+
 #[test]
 fn a_fault_of_one_rank_ends_all_with_its_number_and_cause() {
     for (fault, says) in [

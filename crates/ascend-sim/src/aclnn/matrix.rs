@@ -227,9 +227,8 @@ pub(crate) fn grouped(
         ));
     }
     x.expect_type(FLT)?;
-    for other in [&weight, &out] {
-        other.expect_dtype(x.dtype)?;
-    }
+    weight.expect_dtype(x.dtype)?;
+    out.expect_dtype(x.dtype)?;
     let by_rows = groupType == 0;
     let [x_rank, weight_rank, out_rank] = if by_rows { [2, 3, 2] } else { [2, 2, 3] };
     x.expect_rank(x_rank..=x_rank)?;
@@ -271,7 +270,7 @@ pub(crate) fn grouped(
     if !by_rows && is_transposed(&weight) && weight.dims[1] != 1 {
         return refuse("x and weight are transposed, at most one of them is expected");
     }
-    let inner = [
+    let last = [
         if by_rows { depth } else { rows },
         if by_rows && is_transposed(&weight) {
             0
@@ -279,9 +278,9 @@ pub(crate) fn grouped(
             columns
         },
     ];
-    if inner.iter().any(|axis| *axis > LONGEST_AXIS) {
+    if last.iter().any(|axis| *axis > LONGEST_AXIS) {
         return refuse(format!(
-            "the last axes in memory have {inner:?} elements, at most {LONGEST_AXIS} are expected"
+            "the last axes in memory have {last:?} elements, at most {LONGEST_AXIS} are expected"
         ));
     }
     out.expect_contiguous()?;

@@ -427,7 +427,9 @@ impl MemoryPlan {
             // The values of a block at a time are gathered.
             (_, Sharding::Gradients) => part * of_value + self.blocks_of_ranks.most(),
             // New masters take the place of the gradients, one parameter at a time.
-            (_, Sharding::All) if self.has_masters => 2 * largest * self.types.wide,
+            (_, Sharding::All) if self.has_masters => {
+                2 * largest.div_ceil(self.ranks) * self.types.wide
+            }
             (_, Sharding::All) => part * of_value,
         };
         if is_narrow && !self.has_masters {
