@@ -289,13 +289,14 @@ pub(crate) fn grouped(
     kernel(move |data| {
         let listed: Vec<i64> = data.read(&groups)?;
         let mut last = 0;
-        let counts = listed.iter().map(|number| match groupListType {
-            0 => *number - std::mem::replace(&mut last, *number),
-            _ => *number,
+        // Wide, for any numbers may lie in memory.
+        let counts = listed.into_iter().map(|number| match groupListType {
+            0 => i128::from(number) - std::mem::replace(&mut last, i128::from(number)),
+            _ => i128::from(number),
         });
-        let counts: Vec<i64> = counts.collect();
-        let all = if by_rows { rows } else { depth } as i64;
-        if counts.iter().any(|count| *count < 0) || counts.iter().sum::<i64>() > all {
+        let counts: Vec<i128> = counts.collect();
+        let all = if by_rows { rows } else { depth } as i128;
+        if counts.iter().any(|count| *count < 0) || counts.iter().sum::<i128>() > all {
             return refuse(format!("the groups have {counts:?} of {all} rows"));
         }
         let (left, right): (Vec<f32>, Vec<f32>) = (data.read(&x)?, data.read(&weight)?);

@@ -92,11 +92,24 @@ fn run(
     split: Split,
     op: &GroupedLinearOp,
 ) -> Result<AscendTensor, Refusal> {
-    let longest = factors.iter().flat_map(|x| &x.dims()[x.dims().len() - 2..]);
     let dtype = factors[0].dtype();
+    let last_in_memory = |x: &&AscendTensor| {
+        let axes = x.dims().iter().zip(x.strides());
+        let lengths = axes.filter(|(_, stride)| **stride == 1);
+        lengths.map(|(length, _)| *length).max()
+    };
+    let longest = factors.iter().filter_map(last_in_memory).max();
+    // The operator reads the counts on the device, and no first phase compares them.
+    let divided = match split {
+        Split::Rows => factors[0].dims()[0],
+        Split::Sums => factors[0].dims()[1],
+    };
+    let mut rows = op.rows.iter();
+    let grouped = rows.try_fold(0_usize, |sum, rows| sum.checked_add(*rows));
     if !Types::FLOAT.contains(dtype)
         || op.rows.len() > MOST_GROUPS
-        || longest.max() > Some(&LONGEST_AXIS)
+        || longest > Some(LONGEST_AXIS)
+        || grouped != Some(divided)
     {
         return Err(Refusal::Limit);
     }
@@ -131,4 +144,66 @@ fn run(
     );
     queued.map_err(Refusal::operator)?;
     Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use ascend_sim::control;
+    use burn::backend::Backend;
+    use burn::backend::ops::FloatTensorOps;
+
+    use super::*;
+    use crate::faults::{Alone, values};
+
+    fn matrix(alone: &Alone, numbers: Vec<f32>, dims: &[usize]) -> AscendTensor {
+        Ascend::float_from_data(TensorData::new(numbers, dims.to_vec()), &alone.0)
+    }
+
+    /// The output's first numbers of the first and the last row, and all gradients but those of
+    /// rows, of x = 1, weights of 1, 2 and 3 by group, and gradients of 1.
+    fn compute(alone: &Alone) -> [Vec<f32>; 3] {
+        let rows = vec![40_000, 0, 30_000];
+        let (all, groups, outputs, inputs) = (70_000, 3, 2, 4);
+        let op = || GroupedLinearOp { rows: rows.clone() };
+        let x = || matrix(alone, vec![1.0; all * inputs], &[all, inputs]);
+        let gradient = || matrix(alone, vec![1.0; all * outputs], &[all, outputs]);
+        let numbers = (0..groups).flat_map(|group| vec![group as f32 + 1.0; outputs * inputs]);
+        let weight = matrix(alone, numbers.collect(), &[groups, outputs, inputs]);
+        let ends = |y: AscendTensor| {
+            let y = values(y).expect("computed");
+            vec![y[0], y[y.len() - 1]]
+        };
+        [
+            ends(Ascend::grouped_linear_forward(x(), weight.clone(), op())),
+            ends(Ascend::grouped_linear_x_gradient(weight, gradient(), op())),
+            values(Ascend::grouped_linear_weight_gradient(
+                x(),
+                gradient(),
+                op(),
+            ))
+            .expect("computed"),
+        ]
+    }
+
+    /// Also of more rows than the last axis may be long; and by ordinary products if an installation
+    /// refuses the operator.
+    #[test]
+    fn all_groups_are_one_operator() {
+        let alone = Alone::new();
+        let of_groups = [[40_000.0; 8], [0.0; 8], [30_000.0; 8]].concat();
+        let expected = [vec![4.0, 12.0], vec![2.0, 6.0], of_groups];
+        for refused in [0, 3] {
+            for call in 1..=refused {
+                control::inject_fault("aclnnGroupedMatmulV4GetWorkspaceSize", call, 161_002);
+            }
+            control::clear_calls();
+            assert_eq!(compute(&alone), expected);
+            let calls = control::calls();
+            let count = |name: &str| calls.iter().filter(|call| call.function == name).count();
+            assert_eq!(count("aclnnGroupedMatmulV4"), 3 - refused as usize);
+            assert_eq!(count("aclnnMm") > 0, refused > 0);
+            control::clear_faults();
+        }
+        let _synchronised = Ascend::sync(&alone.0);
+    }
 }

@@ -125,7 +125,7 @@ impl View<'_> {
 pub(super) struct Objects {
     pub(super) raw: Vec<Raw>,
     pub(super) meta: AclMeta,
-    /// True if a list is written: no function sets the addresses of its members.
+    /// True if a list is written: the function that sets its members' addresses is not declared here.
     pub(super) writes_list: bool,
 }
 

@@ -148,15 +148,17 @@ impl StepMeter {
         }
     }
 
-    /// Prints the planned and the counted peak. `in_use`: the peak that the device
-    /// counted.
+    /// Prints the planned and the counted peak. `in_use`: the device's own count of its peak, with
+    /// the loading of the model.
     pub(super) fn report(&self, in_use: Option<u64>) {
         if self.planned == 0 {
             return;
         }
-        let counted = self.counts.then_some(self.counted as f64);
-        let counted = counted.or(in_use.map(|bytes| bytes as f64));
-        let counted = counted.map_or(String::new(), |peak| format!("{} counted, ", bytes(peak)));
+        let counted = match (self.counts, in_use) {
+            (true, _) => format!("{} counted, ", bytes(self.counted as f64)),
+            (false, Some(peak)) => format!("{} counted since the start, ", bytes(peak as f64)),
+            (false, None) => String::new(),
+        };
         let planned = bytes(self.planned as f64);
         note(format_args!(
             "peak memory of a step: {counted}{planned} planned"
