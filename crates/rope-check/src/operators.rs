@@ -10,7 +10,7 @@ use burn::backend::ExecutionError;
 use burn::tensor::activation::{gelu, log_softmax, relu, sigmoid, softmax};
 use burn::tensor::module::{embedding, layer_norm, linear};
 use burn::tensor::{Bool, DType, Device, Distribution, IndexingUpdateOp, Int, Tensor, TensorData};
-use burn_attention::{Attention, AttentionMask, MaskRules, rms_norm, wide_linear};
+use burn_attention::{Attention, AttentionMask, MaskRules, grouped_linear, rms_norm, wide_linear};
 use serde::Serialize;
 
 /// A result, or the device's error.
@@ -123,6 +123,11 @@ impl Operands {
         let (k, v) = (q.clone() * 0.5, q.clone() + 0.25);
         let out = Attention::new(mask).try_forward(q, k, v);
         out.expect("shapes that fit")
+    }
+
+    /// A row of the first group and three of the second.
+    fn grouped(x: Tensor<2>, weight: Tensor<3>) -> Tensor<2> {
+        grouped_linear(x, weight, &[1, 3]).expect("groups that fit")
     }
 
     fn heads(&self) -> Tensor<4> {
@@ -305,6 +310,13 @@ const CASES: &[Case] = cases! {
     };
     "batch of products": |o| o.batch.clone().matmul(o.batch.clone().swap_dims(1, 2));
     "product, backward": |o| o.gradient(&o.x(), |x| x.matmul(tracked(&o.right)));
+    "products of groups": |o| Operands::grouped(o.x(), o.batch.clone());
+    "products of groups, backward": |o| {
+        let of_x = o.gradient(&o.x(), |x| Operands::grouped(x, tracked(&o.batch)));
+        (of_x, o.gradient(&o.batch, |weight| {
+            Operands::grouped(tracked(&o.x), weight).unsqueeze()
+        }))
+    };
     "softmax": |o| softmax(o.x(), 1);
     "softmax, backward": |o| o.gradient(&o.x(), |x| softmax(x, 1));
     "log-softmax": |o| log_softmax(o.x(), 1);
