@@ -118,10 +118,10 @@ that training never shows.";
 const FINETUNE_ABOUT: &str = "\
 Fine-tune a vision-language model on a file of conversations.
 
-The model is a Hugging Face folder of Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5 or
-GLM-4.1V. The command trains low-rank adapters beside the decoder's linear
-layers, or the weights with --full. The loss of a step is the sum over all
-labelled tokens of its batch divided by their number: --micro-tokens and
+The model is a Hugging Face folder of Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5,
+GLM-4.1V or GLM-4.5V. The command trains low-rank adapters beside the decoder's
+linear layers, or the weights with --full. The loss of a step is the sum over
+all labelled tokens of its batch divided by their number: --micro-tokens and
 --batching change the memory of a step, not its loss.";
 
 const FINETUNE_EXAMPLES: &str = "\

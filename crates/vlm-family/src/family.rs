@@ -216,9 +216,8 @@ impl Rename {
 /// The facts about a decoder that its configuration does not state.
 #[derive(Clone, Copy, Debug)]
 pub struct TextParts {
-    /// True if q, k and v have a bias, whatever the configuration states; otherwise its key decides
-    /// for all of attention.
-    pub qkv_bias: bool,
+    /// The biases of attention's linear layers.
+    pub bias: AttentionBias,
     /// The layers whose attention has a window, if any may have one.
     pub windows: WindowedLayers,
     /// True if q and k are normalised head by head.
@@ -237,11 +236,43 @@ pub struct TextParts {
 /// The facts about experts, of which each token passes some, that a configuration does not state.
 #[derive(Clone, Copy, Debug)]
 pub struct ExpertParts {
-    /// True if the factors of a token's experts sum to 1, whatever the configuration states;
-    /// otherwise its key decides.
-    pub is_normalised: bool,
-    /// True if each token passes another expert too, times the sigmoid of a gate.
-    pub has_shared: bool,
+    /// The choice of a token's experts.
+    pub router: RouterRule,
+    /// The expert that every token passes too, if there is one.
+    pub shared: Option<SharedRule>,
+}
+
+/// The choice of a token's experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RouterRule {
+    /// The likeliest by a softmax.
+    Softmax {
+        /// True if their factors sum to 1, whatever the configuration states; otherwise its key
+        /// decides.
+        is_normalised: bool,
+    },
+    /// Those of the highest sigmoid plus a correction, of the best groups. The router is in f32.
+    Sigmoid,
+}
+
+/// The output of the expert that every token passes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SharedRule {
+    /// Times the sigmoid of a gate.
+    Gated,
+    /// As it is: as wide as several experts.
+    Plain,
+}
+
+/// The biases of attention's linear layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttentionBias {
+    /// q, k and v have one, whatever the configuration states.
+    OfInputs,
+    /// q, k and v have one if the configuration states `attention_bias`.
+    OfInputsIfStated,
+    /// All have one if the configuration states `attention_bias`.
+    IfStated,
 }
 
 /// The layers of a decoder whose queries see only the last `sliding_window` tokens.

@@ -17,10 +17,25 @@ const PICTURES: ProcessorClass = ProcessorClass {
     colours: CLIP,
 };
 
+const PARTS: [Rename; 7] = parts("mlp.gate_up_proj.", "mlp.up_proj.");
+
+/// The names of the tower, and one of the layers.
+pub(crate) const fn parts(checkpoint: &'static str, module: &'static str) -> [Rename; 7] {
+    [
+        Rename::new(Rename::LAYERS, checkpoint, module),
+        Rename::new(Rename::TOWER, "embeddings.position_embedding.", "pos_embed."),
+        Rename::new(Rename::TOWER, "post_layernorm.", "merger.post_layernorm."),
+        Rename::new(Rename::TOWER, "downsample.", "merger.downsample."),
+        Rename::new(Rename::MERGERS, "gate_proj.", "mlp.gate_proj."),
+        Rename::new(Rename::MERGERS, "up_proj.", "mlp.up_proj."),
+        Rename::new(Rename::MERGERS, "down_proj.", "mlp.down_proj."),
+    ]
+}
+
 pub(crate) const ROW: Family = Family {
     name: "GLM-4.1V",
     model_type: "glm4v",
-    other_types: &["glm4v_moe", "glm46v"],
+    other_types: &["glm46v"],
     rotation: "glm4v",
     vision: Some(VisionParts {
         limits: PICTURES.limits,
@@ -42,15 +57,7 @@ pub(crate) const ROW: Family = Family {
         ..qwen2_vl::VISION
     }),
     names: Names {
-        parts: &[
-            Rename::new(Rename::LAYERS, "mlp.gate_up_proj.", "mlp.up_proj."),
-            Rename::new(Rename::TOWER, "embeddings.position_embedding.", "pos_embed."),
-            Rename::new(Rename::TOWER, "post_layernorm.", "merger.post_layernorm."),
-            Rename::new(Rename::TOWER, "downsample.", "merger.downsample."),
-            Rename::new(Rename::MERGERS, "gate_proj.", "mlp.gate_proj."),
-            Rename::new(Rename::MERGERS, "up_proj.", "mlp.up_proj."),
-            Rename::new(Rename::MERGERS, "down_proj.", "mlp.down_proj."),
-        ],
+        parts: &PARTS,
         ..qwen3_vl::ROW.names
     },
     text: TextParts {

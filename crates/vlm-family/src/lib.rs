@@ -3,8 +3,9 @@
 mod family;
 
 pub use family::{
-    BoxForm, ExpertParts, Family, MediaStyle, Names, ProcessorClass, Rename, ResizeRule, TextParts,
-    TowerParts, UnknownModelType, VisionParts, WindowedLayers,
+    AttentionBias, BoxForm, ExpertParts, Family, MediaStyle, Names, ProcessorClass, Rename,
+    ResizeRule, RouterRule, SharedRule, TextParts, TowerParts, UnknownModelType, VisionParts,
+    WindowedLayers,
 };
 
 /// Declares the file of each row, and the table.
@@ -25,6 +26,7 @@ families! {
     qwen3_5,
     qwen3_5_moe,
     glm4v,
+    glm4v_moe,
     qwen2,
     qwen3,
     qwen3_moe,

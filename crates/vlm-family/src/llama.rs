@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::family::{Family, TextParts, WindowedLayers};
+use crate::family::{AttentionBias, Family, TextParts, WindowedLayers};
 use crate::qwen2;
 
 pub(crate) const ROW: Family = Family {
@@ -10,7 +10,7 @@ pub(crate) const ROW: Family = Family {
     model_type: "llama",
     rotation: "llama",
     text: TextParts {
-        qkv_bias: false,
+        bias: AttentionBias::IfStated,
         windows: WindowedLayers::None,
         ..qwen2::ROW.text
     },

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::family::{
+use crate::family::{AttentionBias, 
     BoxForm, CLIP, Family, MediaStyle, Names, ProcessorClass, Rename, ResizeRule, TextParts,
     TowerParts, VisionParts, WindowedLayers,
 };
@@ -61,7 +61,7 @@ pub(crate) const ROW: Family = Family {
         unread: None,
     },
     text: TextParts {
-        qkv_bias: true,
+        bias: AttentionBias::OfInputs,
         windows: WindowedLayers::Listed,
         qk_norm: false,
         output_norms: false,

@@ -1,6 +1,6 @@
 //! Qwen3, dense.
 
-use crate::family::{Family, TextParts};
+use crate::family::{AttentionBias, Family, TextParts};
 use crate::qwen2;
 
 pub(crate) const ROW: Family = Family {
@@ -8,7 +8,7 @@ pub(crate) const ROW: Family = Family {
     model_type: "qwen3",
     rotation: "qwen3",
     text: TextParts {
-        qkv_bias: false,
+        bias: AttentionBias::IfStated,
         qk_norm: true,
         ..qwen2::ROW.text
     },

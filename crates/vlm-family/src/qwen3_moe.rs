@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::family::{ExpertParts, Family, TextParts};
+use crate::family::{ExpertParts, Family, RouterRule, TextParts};
 use crate::qwen3;
 
 pub(crate) const ROW: Family = Family {
@@ -11,8 +11,10 @@ pub(crate) const ROW: Family = Family {
     rotation: "qwen3",
     text: TextParts {
         experts: Some(ExpertParts {
-            is_normalised: false,
-            has_shared: false,
+            router: RouterRule::Softmax {
+                is_normalised: false,
+            },
+            shared: None,
         }),
         ..qwen3::ROW.text
     },

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::family::{
+use crate::family::{AttentionBias, 
     BoxForm, Family, HALF, MediaStyle, Names, ProcessorClass, Rename, ResizeRule, TextParts,
     TowerParts, VisionParts, WindowedLayers,
 };
@@ -48,7 +48,7 @@ pub(crate) const ROW: Family = Family {
         unread: None,
     },
     text: TextParts {
-        qkv_bias: false,
+        bias: AttentionBias::IfStated,
         windows: WindowedLayers::None,
         qk_norm: true,
         ..qwen2_vl::ROW.text

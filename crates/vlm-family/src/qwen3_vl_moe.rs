@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::family::{ExpertParts, Family, TextParts};
+use crate::family::{ExpertParts, Family, RouterRule, TextParts};
 use crate::{qwen3_moe, qwen3_vl};
 
 pub(crate) const ROW: Family = Family {
@@ -11,8 +11,10 @@ pub(crate) const ROW: Family = Family {
     other_types: &[],
     text: TextParts {
         experts: Some(ExpertParts {
-            is_normalised: true,
-            has_shared: false,
+            router: RouterRule::Softmax {
+                is_normalised: true,
+            },
+            shared: None,
         }),
         ..qwen3_vl::ROW.text
     },

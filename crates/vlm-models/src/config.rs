@@ -11,7 +11,10 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde::de::value::MapDeserializer;
 use serde_json::Value;
-use vlm_family::{ExpertParts, Family, TowerParts, VisionParts, WindowedLayers};
+use vlm_family::{
+    AttentionBias, ExpertParts, Family, RouterRule, SharedRule, TowerParts, VisionParts,
+    WindowedLayers,
+};
 
 use crate::error::{Result, VlmError};
 use crate::file;
@@ -130,7 +133,7 @@ pub struct TextConfig {
 }
 
 /// Feed-forward networks of several experts, of which each token passes some.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ExpertConfig {
     /// Experts.
     pub experts: usize,
@@ -140,10 +143,25 @@ pub struct ExpertConfig {
     pub intermediate_size: usize,
     /// Channels inside the expert that every token passes, if there is one.
     pub shared_size: Option<usize>,
-    /// True if the factors of a token's experts sum to 1.
+    /// True if its output is multiplied by the sigmoid of a gate.
+    pub has_shared_gate: bool,
+    /// True if the factors of a token's experts sum to 1, before they are scaled.
     pub is_normalised: bool,
+    /// The choice by sigmoids in groups; `None` for the likeliest by a softmax.
+    pub groups: Option<ExpertGroups>,
     /// Layers with an ordinary feed-forward network.
     pub dense_layers: Vec<usize>,
+}
+
+/// The choice of experts by sigmoids plus a correction, among those of the best groups.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ExpertGroups {
+    /// Groups of equally many experts.
+    pub groups: usize,
+    /// Groups whose experts a token may pass: those with the highest sum of their two best.
+    pub per_token: usize,
+    /// The scale of the factors.
+    pub scale: f64,
 }
 
 /// Layers of a decoder whose queries see only the last tokens.
@@ -302,6 +320,7 @@ struct RawWindow {
 /// The keys of a decoder with experts.
 #[derive(Deserialize)]
 struct RawExperts {
+    #[serde(alias = "n_routed_experts")]
     num_experts: usize,
     /// As transformers 5 names the same number.
     num_local_experts: Option<usize>,
@@ -312,6 +331,12 @@ struct RawExperts {
     decoder_sparse_step: Option<usize>,
     mlp_only_layers: Option<Vec<usize>>,
     output_router_logits: Option<bool>,
+    // GLM's.
+    n_shared_experts: Option<usize>,
+    n_group: Option<usize>,
+    topk_group: Option<usize>,
+    routed_scaling_factor: Option<f64>,
+    first_k_dense_replace: Option<usize>,
 }
 
 /// The keys of a decoder with states.
@@ -489,6 +514,7 @@ impl TextConfig {
                 expected: "0, as in the published checkpoints",
             });
         }
+        let states_bias = raw.attention_bias == Some(true);
         Ok(Self {
             vocab_size: raw.vocab_size,
             hidden_size: raw.hidden_size,
@@ -496,8 +522,8 @@ impl TextConfig {
             heads: raw.num_attention_heads,
             kv_heads: raw.num_key_value_heads.unwrap_or(raw.num_attention_heads),
             rms_norm_eps: raw.rms_norm_eps,
-            attention_bias: family.text.qkv_bias || raw.attention_bias == Some(true),
-            output_bias: !family.text.qkv_bias && raw.attention_bias == Some(true),
+            attention_bias: family.text.bias == AttentionBias::OfInputs || states_bias,
+            output_bias: family.text.bias == AttentionBias::IfStated && states_bias,
             qk_norm: family.text.qk_norm,
             layers: raw.num_hidden_layers,
             output_norms: family.text.output_norms,
@@ -533,15 +559,34 @@ impl ExpertConfig {
             });
         }
         let dense = raw.mlp_only_layers.unwrap_or_default();
-        let is_dense = |layer: &usize| dense.contains(layer) || !(layer + 1).is_multiple_of(step);
+        let first = raw.first_k_dense_replace.unwrap_or(0);
+        let is_dense = |layer: &usize| {
+            *layer < first || dense.contains(layer) || !(layer + 1).is_multiple_of(step)
+        };
+        let inner = raw.moe_intermediate_size;
+        let shared_size = parts.shared.and_then(|shared| match shared {
+            SharedRule::Gated => raw.shared_expert_intermediate_size,
+            SharedRule::Plain => Some(raw.n_shared_experts.unwrap_or(1).saturating_mul(inner)),
+        });
+        let (is_normalised, groups) = match parts.router {
+            RouterRule::Softmax { is_normalised } => (is_normalised, None),
+            RouterRule::Sigmoid => {
+                let groups = ExpertGroups {
+                    groups: raw.n_group.unwrap_or(1),
+                    per_token: raw.topk_group.unwrap_or(1),
+                    scale: raw.routed_scaling_factor.unwrap_or(1.0),
+                };
+                (false, Some(groups))
+            }
+        };
         Ok(Self {
             experts: raw.num_local_experts.unwrap_or(raw.num_experts),
             per_token: raw.num_experts_per_tok,
-            intermediate_size: raw.moe_intermediate_size,
-            shared_size: raw
-                .shared_expert_intermediate_size
-                .filter(|_| parts.has_shared),
-            is_normalised: parts.is_normalised || raw.norm_topk_prob == Some(true),
+            intermediate_size: inner,
+            shared_size,
+            has_shared_gate: parts.shared == Some(SharedRule::Gated),
+            is_normalised: is_normalised || raw.norm_topk_prob == Some(true),
+            groups,
             // More layers are refused with the other sizes.
             dense_layers: (0..layers.min(MAX_LAYERS)).filter(is_dense).collect(),
         })

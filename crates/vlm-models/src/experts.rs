@@ -1,14 +1,14 @@
 //! A feed-forward network of experts: a router chooses some of them for each token.
 
-use burn::module::Module;
+use burn::module::{Module, Param, ParamId};
 use burn::tensor::activation::{sigmoid, softmax};
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Device, Distribution, Shape, Tensor};
 use burn_attention::swiglu;
 
-use crate::config::{ExpertConfig, TextConfig};
+use crate::config::{ExpertConfig, ExpertGroups, TextConfig};
 use crate::error::{Result, VlmError};
 use crate::layers::{Activation, FeedForward, FeedForwardConfig, Gate, OF_CONVOLUTION};
-use crate::linear::{Adaptable, Draw, Linear, Matrices};
+use crate::linear::{Adaptable, Draw, Linear, Matrices, adapter_dtype};
 use crate::tensors::indices;
 
 /// The parameters of experts, in transformers' order, and the matrices of each.
@@ -18,14 +18,13 @@ pub(crate) const EXPERT_MATRICES: [(&str, &[&str]); 2] = [
 ];
 pub(crate) const PARAMETERS: [&str; 2] = [EXPERT_MATRICES[0].0, EXPERT_MATRICES[1].0];
 
-/// The sum of the chosen experts' outputs, each times its share of the router's probabilities, and
-/// of the shared expert's output, times the sigmoid of its gate.
+/// The sum of the chosen experts' outputs, each times its share of the router's scores, and of the
+/// shared expert's output, times the sigmoid of its gate if it has one.
 #[derive(Module, Debug)]
 pub(crate) struct ExpertNetwork {
-    /// The router.
-    gate: Linear,
+    gate: Router,
     experts: Experts,
-    /// At most one, and its gate. A module cannot be in a box, and in place every layer of all models
+    /// At most one, and at most one gate. A module cannot be in a box, and in place every layer of all models
     /// is larger.
     shared_expert: Vec<FeedForward>,
     shared_expert_gate: Vec<Linear>,
@@ -34,6 +33,78 @@ pub(crate) struct ExpertNetwork {
     #[module(skip)]
     is_normalised: bool,
 }
+
+#[derive(Module, Debug)]
+enum Router {
+    Softmax(Linear),
+    Sigmoid(SigmoidRouter),
+}
+
+/// A router that is in f32 in a model of 16 bits, too.
+#[derive(Module, Debug)]
+struct SigmoidRouter {
+    /// `[experts, inputs]`
+    weight: Param<Tensor<2>>,
+    /// Added to the scores for the choice, and not trained.
+    e_score_correction_bias: Param<Tensor<1>>,
+    #[module(skip)]
+    groups: ExpertGroups,
+}
+
+/// The scores of a token's experts, `[tokens, experts]`.
+struct Scores {
+    /// Those in the sum, with gradients.
+    shares: Tensor<2>,
+    /// Those of the choice.
+    choice: Tensor<2>,
+}
+
+impl Router {
+    fn scores(&self, x: Tensor<2>, wide: DType) -> Result<Scores> {
+        match self {
+            Self::Softmax(linear) => {
+                let logits = linear.forward(x, None)?;
+                let shares = softmax(logits.cast(wide), 1);
+                let choice = shares.clone().detach();
+                Ok(Scores { shares, choice })
+            }
+            Self::Sigmoid(router) => {
+                let weight = router.weight.val();
+                let shares = sigmoid(x.cast(weight.dtype()).matmul(weight.transpose()));
+                let correction = router.e_score_correction_bias.val().detach();
+                let choice = shares.clone().detach() + correction.unsqueeze();
+                Ok(Scores { shares, choice })
+            }
+        }
+    }
+
+    /// The factors of the chosen experts, from their scores, `[tokens, per_token]`.
+    fn factors(&self, shares: Tensor<2>, is_normalised: bool, narrow: DType) -> Tensor<2> {
+        let wide = shares.dtype();
+        match self {
+            Self::Softmax(_) if is_normalised => shares.clone() / shares.sum_dim(1),
+            Self::Softmax(_) => shares,
+            Self::Sigmoid(router) => {
+                let sum = shares.clone().sum_dim(1) + LEAST_SUM;
+                let shares = if is_normalised { shares / sum } else { shares };
+                return shares * router.groups.scale;
+            }
+        }
+        // Rounded to the type of the model, as in transformers.
+        .cast(narrow)
+        .cast(wide)
+    }
+
+    fn groups(&self) -> Option<ExpertGroups> {
+        match self {
+            Self::Softmax(_) => None,
+            Self::Sigmoid(router) => Some(router.groups),
+        }
+    }
+}
+
+/// Added to a sum of sigmoids that is a divisor.
+const LEAST_SUM: f64 = 1e-20;
 
 /// The matrices of all experts: gate and up together, gate first, and down.
 #[derive(Module, Debug)]
@@ -56,16 +127,20 @@ struct Routes {
 }
 
 impl Routes {
-    /// Chooses the likeliest experts of each token, of equally likely ones the first, from
-    /// probabilities `[tokens, experts]`.
-    fn new(probabilities: &[f32], experts: usize, per_token: usize) -> Self {
+    /// Chooses the experts of each token with the highest scores, of equal ones the first, from
+    /// scores `[tokens, experts]`.
+    fn new(scores: &[f32], experts: usize, per_token: usize, groups: Option<ExpertGroups>) -> Self {
         let mut order: Vec<usize> = Vec::with_capacity(experts);
         let (mut chosen, mut counts) = (Vec::new(), vec![0; experts]);
-        for token in probabilities.chunks_exact(experts) {
+        let groups = groups.filter(|groups| groups.per_token < groups.groups);
+        for token in scores.chunks_exact(experts) {
             order.clear();
-            order.extend(0..experts);
+            match &groups {
+                Some(groups) => order.extend(groups.best(token)),
+                None => order.extend(0..experts),
+            }
             let likelier = |a: &usize, b: &usize| token[*b].total_cmp(&token[*a]).then(a.cmp(b));
-            if per_token < experts {
+            if per_token < order.len() {
                 order.select_nth_unstable_by(per_token, likelier);
                 order.truncate(per_token);
             }
@@ -98,6 +173,30 @@ impl Routes {
     }
 }
 
+impl ExpertGroups {
+    /// The experts of a token's best groups, from its scores.
+    fn best(&self, scores: &[f32]) -> impl Iterator<Item = usize> {
+        let size = scores.len() / self.groups;
+        let group = |scores: &[f32]| {
+            let (mut first, mut second) = (f32::NEG_INFINITY, f32::NEG_INFINITY);
+            for score in scores.iter().copied() {
+                match score > first {
+                    true => (first, second) = (score, first),
+                    false => second = second.max(score),
+                }
+            }
+            first + second
+        };
+        let sums: Vec<f32> = scores.chunks_exact(size).map(group).collect();
+        let mut order: Vec<usize> = (0..self.groups).collect();
+        order.sort_by(|a, b| sums[*b].total_cmp(&sums[*a]));
+        order.truncate(self.per_token);
+        order
+            .into_iter()
+            .flat_map(move |group| group * size..(group + 1) * size)
+    }
+}
+
 impl ExpertNetwork {
     pub(crate) fn new(text: &TextConfig, config: &ExpertConfig, device: &Device) -> Self {
         let (inputs, hidden) = (text.hidden_size, config.intermediate_size);
@@ -113,14 +212,21 @@ impl ExpertNetwork {
             bias: false,
             activation: Activation::Silu,
         });
+        let gate = match config.groups {
+            None => Router::Softmax(Linear::new(inputs, config.experts, false, device)),
+            Some(groups) => {
+                Router::Sigmoid(SigmoidRouter::new([config.experts, inputs], groups, device))
+            }
+        };
         Self {
-            gate: Linear::new(inputs, config.experts, false, device),
+            gate,
             experts: Experts {
                 gate_up_proj: matrices(2 * hidden, inputs),
                 down_proj: matrices(inputs, hidden),
             },
             shared_expert_gate: shared
                 .iter()
+                .filter(|_| config.has_shared_gate)
                 .map(|_| Linear::new(inputs, 1, false, device))
                 .collect(),
             shared_expert: shared
@@ -135,7 +241,10 @@ impl ExpertNetwork {
     /// The layers that adapters may be beside, by name. PEFT takes the names of the shared expert's
     /// for those of the others, so none may be beside it.
     pub(crate) fn adaptable(&mut self) -> Vec<(&'static str, Adaptable<'_>)> {
-        let mut found = vec![("gate", Adaptable::Gate(&mut self.gate))];
+        let mut found = Vec::new();
+        if let Router::Softmax(gate) = &mut self.gate {
+            found.push(("gate", Adaptable::Gate(gate)));
+        }
         let shared = self.shared_expert_gate.first_mut();
         found.extend(shared.map(|gate| ("shared_expert_gate.0", Adaptable::Gate(gate))));
         let Experts {
@@ -153,30 +262,20 @@ impl ExpertNetwork {
         let [batch, seq, channels] = x.dims();
         let tokens = batch * seq;
         let flat = x.clone().reshape([tokens, channels]);
-        let logits = self.gate.forward(flat.clone(), None)?;
-        let wide = match x.dtype() {
-            DType::F64 => DType::F64,
-            _ => DType::F32,
-        };
-        let probabilities = softmax(logits.cast(wide), 1);
-        let [_, experts] = probabilities.dims();
-        let read = probabilities
-            .clone()
-            .detach()
-            .cast(DType::F32)
-            .try_into_data();
+        let wide = adapter_dtype(x.dtype());
+        let Scores { shares, choice } = self.gate.scores(flat.clone(), wide)?;
+        let [_, experts] = shares.dims();
+        let read = choice.cast(DType::F32).try_into_data();
         let read = read.map_err(|error| VlmError::TensorUnreadable {
-            name: "the router's probabilities".to_owned(),
+            name: "the router's scores".to_owned(),
             reason: error.reason().to_owned(),
         })?;
         let read: Vec<f32> = read.iter().collect();
-        let routes = Routes::new(&read, experts, self.per_token);
+        let routes = Routes::new(&read, experts, self.per_token, self.gate.groups());
         let device = &x.device();
         let chosen = indices(routes.experts, device).reshape([tokens, self.per_token]);
-        let mut shares = probabilities.gather(1, chosen);
-        if self.is_normalised {
-            shares = shares.clone() / shares.sum_dim(1);
-        }
+        let shares = shares.gather(1, chosen);
+        let shares = self.gate.factors(shares, self.is_normalised, x.dtype());
 
         let rows = flat.select(0, indices(routes.tokens, device));
         let both = self.experts.gate_up_proj.forward(rows, &routes.counts)?;
@@ -186,19 +285,53 @@ impl ExpertNetwork {
         let outputs = self.experts.down_proj.forward(gated, &routes.counts)?;
         let outputs = outputs.select(0, indices(routes.rows, device));
         let outputs = outputs.reshape([tokens, self.per_token, channels]);
-        // The shares are rounded to the type of x, as in transformers, and the sum once.
-        let shares = shares.cast(x.dtype()).cast(wide);
+        // The sum is rounded once.
         let shares = shares.reshape([tokens, self.per_token, 1]);
         let sum = (outputs.cast(wide) * shares).sum_dim(1).cast(x.dtype());
         let sum = sum.reshape([batch, seq, channels]);
-        match (&self.shared_expert[..], &self.shared_expert_gate[..]) {
-            ([shared], [gate]) => {
+        let Some(shared) = self.shared_expert.first() else {
+            return Ok(sum);
+        };
+        Ok(match self.shared_expert_gate.first() {
+            Some(gate) => {
                 let open = sigmoid(gate.forward(x.clone(), draw)?);
-                Ok(sum + open * shared.forward(x, draw)?)
+                sum + open * shared.forward(x, draw)?
             }
-            _ => Ok(sum),
+            None => sum + shared.forward(x, draw)?,
+        })
+    }
+}
+
+impl SigmoidRouter {
+    fn new([experts, inputs]: [usize; 2], groups: ExpertGroups, device: &Device) -> Self {
+        let bound = 1.0 / (inputs as f64).sqrt();
+        Self {
+            weight: drawn([experts, inputs], bound, device),
+            e_score_correction_bias: drawn([experts], 0.0, device).set_require_grad(false),
+            groups,
         }
     }
+}
+
+/// A parameter that is in f32 in a model of 16 bits, too: uniform within a bound, drawn when it is
+/// first used.
+fn drawn<const D: usize>(shape: [usize; D], bound: f64, device: &Device) -> Param<Tensor<D>> {
+    let draw = move |device: &Device, is_trained: bool| {
+        let dtype = adapter_dtype(device.settings().float_dtype.into());
+        let range = Distribution::Uniform(-bound, bound);
+        let tensor = match bound > 0.0 {
+            true => Tensor::random(shape, range, (device, dtype)),
+            false => Tensor::zeros(shape, (device, dtype)),
+        };
+        tensor.set_require_grad(is_trained)
+    };
+    Param::uninitialized(
+        ParamId::new(),
+        draw,
+        device.clone(),
+        true,
+        Shape::from(shape),
+    )
 }
 
 #[cfg(test)]
@@ -209,7 +342,7 @@ mod tests {
     fn tokens_are_sorted_by_their_likeliest_experts() {
         // The second token's last two experts are equally likely.
         let probabilities = [0.1, 0.2, 0.7, 0.6, 0.2, 0.2];
-        let routes = Routes::new(&probabilities, 3, 2);
+        let routes = Routes::new(&probabilities, 3, 2, None);
         assert_eq!(
             routes,
             Routes {
@@ -219,7 +352,20 @@ mod tests {
                 counts: vec![1, 2, 1],
             }
         );
-        let all = Routes::new(&probabilities, 3, 3);
+        let all = Routes::new(&probabilities, 3, 3, None);
         assert_eq!(all.counts, [2, 2, 2]);
+    }
+
+    #[test]
+    fn experts_are_of_the_groups_with_the_best_pairs() {
+        let groups = ExpertGroups {
+            groups: 3,
+            per_token: 2,
+            scale: 1.0,
+        };
+        // The best expert is in the worst group.
+        let scores = [0.9, 0.1, 0.0, 0.6, 0.5, 0.0, 0.5, 0.7, 0.4];
+        let routes = Routes::new(&scores, 9, 3, Some(groups));
+        assert_eq!(routes.experts, [7, 3, 4]);
     }
 }

@@ -71,7 +71,7 @@ impl VlmConfig {
     /// # Errors
     /// Those of [`load`](Self::load).
     pub fn load_stand_ins(&self, folder: impl AsRef<Path>, device: &Device) -> Result<Vlm> {
-        let mut model = self.init(device)?.map(&mut Hollow);
+        let mut model = self.init(device)?.map(&mut Hollow::default());
         let files = weights(folder.as_ref())?;
         let found = self.found(&files)?;
         model.plan(Kind::Base, &found)?;
@@ -419,12 +419,23 @@ impl ModuleVisitor for Plan<'_> {
 }
 
 /// Replaces parameters by stand-ins, without drawing their values.
-struct Hollow;
+#[derive(Default)]
+struct Hollow {
+    path: ModulePath,
+}
 
 impl ModuleMapper for Hollow {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        self.path.enter(name, container);
+    }
+
+    fn exit_module(&mut self, _name: &str, container: &str) {
+        self.path.exit(container);
+    }
+
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let (id, device) = (param.id, param.lazy_device());
-        let dtype = DType::from(device.settings().float_dtype);
+        let dtype = self.path.dtype(device.settings().float_dtype.into());
         let like = (&device.clone().inner(), dtype);
         let tensor = stand_in::<D>(param.lazy_shape().dims(), like);
         param.transform_for_load(Tensor::from_inner(tensor), id)
@@ -488,7 +499,7 @@ impl ModuleMapper for Load<'_, '_> {
         };
         let dims: [usize; D] = param.lazy_shape().dims();
         let device = param.lazy_device();
-        let to = (&device, self.dtype);
+        let to = (&device, self.path.dtype(self.dtype));
         let read = |elements| match part.is_swapped {
             true => found.read_swapped(self.files, *dtype, elements),
             false => found.read(self.files, *dtype, elements),

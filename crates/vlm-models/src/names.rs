@@ -2,8 +2,14 @@
 //!
 //! `vlm_family::Names` lists the differences of each family.
 
+use burn::tensor::DType;
 use burn_store::{KeyRemapper, ModuleContext};
 use vlm_family::Names;
+
+use crate::linear::adapter_dtype;
+
+/// The correction of a router's choice, a buffer in transformers.
+const CORRECTION: &str = "e_score_correction_bias";
 
 /// The maps between names that a family's differences make.
 pub(crate) trait Remap {
@@ -153,6 +159,19 @@ impl ModulePath {
         }
     }
 
+    /// The type of the parameter in a model of a type.
+    pub(crate) fn dtype(&self, model: DType) -> DType {
+        match self.container() {
+            Some("Struct:SigmoidRouter") => adapter_dtype(model),
+            _ => model,
+        }
+    }
+
+    /// True if the parameter is never trained.
+    pub(crate) fn is_constant(&self) -> bool {
+        self.names.last().is_some_and(|name| name == CORRECTION)
+    }
+
     /// The struct that holds the parameter.
     fn container(&self) -> Option<&str> {
         ModuleContext::new(&self.containers).module_type()
@@ -178,7 +197,7 @@ fn as_in_pytorch(name: &str) -> String {
 mod tests {
     use super::*;
 
-    const PAIRS: [[&str; 3]; 16] = [
+    const PAIRS: [[&str; 3]; 18] = [
         [
             "llama",
             "model.layers.1.mlp.gate_proj.weight",
@@ -258,6 +277,16 @@ mod tests {
             "qwen3_5_moe",
             "model.language_model.layers.2.mlp.shared_expert.up_proj.weight",
             "language_model.layers.2.mlp.shared_expert.0.up_proj.weight",
+        ],
+        [
+            "glm4v_moe",
+            "model.language_model.layers.2.mlp.shared_experts.up_proj.weight",
+            "language_model.layers.2.mlp.shared_expert.0.up_proj.weight",
+        ],
+        [
+            "glm4v_moe",
+            "model.language_model.layers.0.mlp.up_proj.weight",
+            "language_model.layers.0.mlp.up_proj.weight",
         ],
     ];
 

@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use crate::config::{MAX_LAYERS, TextConfig, VisionConfig, VlmConfig};
+use crate::config::{ExpertConfig, MAX_LAYERS, TextConfig, VisionConfig, VlmConfig};
 use crate::error::{Result, VlmError};
 
 // Limits make a wrong number an error rather than a panic or an excessive allocation.
@@ -72,6 +72,18 @@ impl VlmConfig {
                 });
             }
         }
+        let groups = self
+            .text
+            .experts
+            .as_ref()
+            .and_then(|experts| experts.groups);
+        if let Some(groups) = groups.filter(|groups| !groups.scale.is_finite()) {
+            return Err(VlmError::Unsupported {
+                key: "routed_scaling_factor",
+                found: groups.scale.to_string(),
+                expected: "a finite number",
+            });
+        }
         let rules = self.rules().into_iter();
         let mut broken = rules.filter(|rule| !rule.relation.holds(rule.left.1, rule.right.1));
         match broken.next() {
@@ -110,6 +122,12 @@ impl VlmConfig {
             let shared = experts.shared_size;
             let shared = shared.map(|size| (("shared_expert_intermediate_size", size), SIZE));
             ranges.extend(shared);
+            if let Some(groups) = &experts.groups {
+                ranges.extend([
+                    (("n_group", groups.groups), EXPERTS),
+                    (("topk_group", groups.per_token), EXPERTS),
+                ]);
+            }
         }
         if let Some(window) = &text.window {
             ranges.push((("sliding_window", window.tokens), SIZE));
@@ -130,20 +148,13 @@ impl VlmConfig {
     fn rules(&self) -> Vec<Rule> {
         use Relation::IsMultipleOf;
         let text = &self.text;
-        let experts = text.experts.as_ref();
-        let chosen = experts.map(|experts| Rule {
-            left: ("num_experts_per_tok", experts.per_token),
-            relation: Relation::IsAtMost,
-            right: ("num_experts", experts.experts),
-            reason: "a token passes different experts",
-        });
         let mut rules = vec![Rule {
             left: ("num_attention_heads", text.heads),
             relation: IsMultipleOf,
             right: ("num_key_value_heads", text.kv_heads),
             reason: "each key head serves the same number of query heads",
         }];
-        rules.extend(chosen);
+        rules.extend(text.experts.iter().flat_map(ExpertConfig::rules));
         if let Some(vision) = &self.vision {
             rules.extend(vision.rules(text));
         }
@@ -154,6 +165,44 @@ impl VlmConfig {
                 right: ("linear_num_key_heads", delta.key_heads),
                 reason: "each key head serves the same number of value heads",
             });
+        }
+        rules
+    }
+}
+
+impl ExpertConfig {
+    fn rules(&self) -> Vec<Rule> {
+        use Relation::{IsAtMost, IsMultipleOf};
+        let rule = |left, relation, right, reason| Rule {
+            left,
+            relation,
+            right,
+            reason,
+        };
+        let per_token = ("num_experts_per_tok", self.per_token);
+        let experts = ("num_experts", self.experts);
+        let different = "a token passes different experts";
+        let mut rules = vec![rule(per_token, IsAtMost, experts, different)];
+        if let Some(of) = &self.groups {
+            let groups = ("n_group", of.groups);
+            let chosen = of.per_token.saturating_mul(self.experts / of.groups.max(1));
+            let chosen = ("experts of topk_group groups", chosen);
+            rules.extend([
+                rule(experts, IsMultipleOf, groups, "groups are equally large"),
+                rule(
+                    ("twice n_group", of.groups.saturating_mul(2)),
+                    IsAtMost,
+                    experts,
+                    "the two best experts of a group are its score",
+                ),
+                rule(
+                    ("topk_group", of.per_token),
+                    IsAtMost,
+                    groups,
+                    "a token passes different groups",
+                ),
+                rule(per_token, IsAtMost, chosen, different),
+            ]);
         }
         rules
     }

@@ -168,7 +168,7 @@ impl ModuleVisitor for Weights {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if !Kind::Base.holds(&self.path) {
+        if !Kind::Base.holds(&self.path) || self.path.is_constant() {
             return;
         }
         let path = self.path.name();

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use vlm_models::file::{Entry, Sink, TensorFile};
 use vlm_models::{Merge, MergeCheck, MergedTensor, VlmConfig, VlmError};
 
-const FAMILIES: [&str; 7] = [
+const FAMILIES: [&str; 8] = [
     "qwen2_vl_tiny",
     "qwen2_5_vl_tiny",
     "qwen3_vl_tiny",
@@ -19,6 +19,7 @@ const FAMILIES: [&str; 7] = [
     "qwen3_5_tiny",
     "qwen3_vl_moe_tiny",
     "qwen3_5_moe_tiny",
+    "glm4v_moe_tiny",
 ];
 const WEIGHTS: &str = "model.safetensors";
 const ADAPTER: &str = "adapter_model.safetensors";

@@ -195,7 +195,7 @@ fn adapters_of_peft_load_with_its_logits_and_train_on() {
         let linears = match family {
             "glm4v_tiny" => 6 * config.text.layers,
             "qwen3_5_tiny" => 8 + 7 + 8,
-            "qwen3_vl_moe_tiny" => 4 * config.text.layers,
+            "qwen3_vl_moe_tiny" | "glm4v_moe_tiny" => 4 * config.text.layers,
             "qwen3_5_moe_tiny" => 5 + 4 + 5,
             _ => 7 * config.text.layers,
         };
@@ -214,7 +214,10 @@ fn stored_logits(path: &Path, name: &str) -> TensorData {
 /// PEFT's adapters of experts and routers: tests/fixtures/generate/expert_adapters.py.
 #[test]
 fn adapters_of_experts_learn_as_with_peft() {
-    for (family, within) in WITH_EXPERTS.into_iter().zip([[2e-6, 2e-6], [2e-6, 3e-4]]) {
+    for (family, within) in WITH_EXPERTS
+        .into_iter()
+        .zip([[2e-6, 2e-6], [2e-6, 3e-4], [2e-6, 2e-6]])
+    {
         let folder = fixtures().join("finetune").join(family).join("experts");
         let expected = |name| stored_logits(&folder.join("logits.safetensors"), name);
         let exact = |model: &Vlm, config| logits(&wide(model.valid()), config);

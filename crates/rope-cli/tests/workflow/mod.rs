@@ -16,7 +16,7 @@ use std::sync::Mutex;
 use std::time::Instant;
 
 /// Families with a folder in tests/fixtures/models and one in tests/fixtures/workflow.
-const FAMILIES: [&str; 7] = [
+const FAMILIES: [&str; 8] = [
     "qwen2_vl",
     "qwen2_5_vl",
     "qwen3_vl",
@@ -24,6 +24,7 @@ const FAMILIES: [&str; 7] = [
     "qwen3_5",
     "qwen3_5_moe",
     "glm4v",
+    "glm4v_moe",
 ];
 /// Those of text alone.
 const OF_TEXT: [&str; 5] = ["qwen2", "qwen3", "qwen3_moe", "llama", "mistral"];

@@ -138,13 +138,15 @@ impl Act {
 
 /// A router, and experts that have equally many tokens.
 struct Experts {
+    /// In f32 if it chooses by sigmoids.
     router: Linear,
+    is_wide: bool,
     gate_up: GroupedLinear,
     down: GroupedLinear,
     per_token: usize,
     is_normalised: bool,
     /// The expert of all tokens, and its gate.
-    shared: Option<(FeedForward, Linear)>,
+    shared: Option<(FeedForward, Option<Linear>)>,
 }
 
 impl Experts {
@@ -169,10 +171,15 @@ impl Experts {
                 joined: None,
                 activation: Act::Silu,
             };
-            (network, linear("shared_expert_gate.0", [channels, 1]))
+            let has_gate = config.has_shared_gate;
+            (
+                network,
+                has_gate.then(|| linear("shared_expert_gate.0", [channels, 1])),
+            )
         });
         Self {
             router: linear("gate", [channels, config.experts]),
+            is_wide: config.groups.is_some(),
             gate_up: matrices("gate_up_proj", [channels, 2 * hidden]),
             down: matrices("down_proj", [hidden, channels]),
             per_token: config.per_token,
@@ -185,7 +192,13 @@ impl Experts {
         let (channels, wide) = (self.gate_up.inputs, run.types.wide);
         let tokens = x.value.elems / channels;
         let rows = tokens * self.per_token;
-        let logits = self.router.forward(run, x.clone());
+        let logits = match self.is_wide {
+            true => {
+                let x = ops::cast(run, x.clone(), wide);
+                self.router.forward(run, x)
+            }
+            false => self.router.forward(run, x.clone()),
+        };
         let logits = ops::cast(run, logits, wide);
         let probabilities = ops::function(run, logits);
         let mut shares = ops::select(run, probabilities, rows);
@@ -203,11 +216,15 @@ impl Experts {
         let sum = ops::weighted_sum(run, [outputs, shares], tokens * channels);
         let sum = ops::cast(run, sum, run.types.narrow);
         match &self.shared {
-            Some((network, gate)) => {
+            Some((network, Some(gate))) => {
                 let open = gate.forward(run, x.clone());
                 let open = ops::function(run, open);
                 let shared = network.forward(run, x);
                 let shared = ops::weighted_sum(run, [shared, open], tokens * channels);
+                ops::add(run, sum, shared)
+            }
+            Some((network, None)) => {
+                let shared = network.forward(run, x);
                 ops::add(run, sum, shared)
             }
             None => sum,

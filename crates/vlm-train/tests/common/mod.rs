@@ -21,7 +21,8 @@ pub(crate) const FAMILIES: [&str; 5] = [
     "qwen3_5_tiny",
 ];
 /// The families with experts, whose tests are those of steps.
-pub(crate) const WITH_EXPERTS: [&str; 2] = ["qwen3_vl_moe_tiny", "qwen3_5_moe_tiny"];
+pub(crate) const WITH_EXPERTS: [&str; 3] =
+    ["qwen3_vl_moe_tiny", "qwen3_5_moe_tiny", "glm4v_moe_tiny"];
 pub(crate) const ALL: [ModelPart; 3] = [ModelPart::Tower, ModelPart::Merger, ModelPart::Decoder];
 pub(crate) const SAMPLES: usize = 8;
 const BATCH: usize = 4;
