@@ -52,5 +52,6 @@ fn defaults() -> Value {
     for (key, value) in [("attention_bias", true), ("norm_topk_prob", true)] {
         defaults["text_config"][key] = value.into();
     }
+    defaults["text_config"]["router_aux_loss_coef"] = 1e-4.into();
     defaults
 }

@@ -14,9 +14,11 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Gradients, IndexingUpdateOp, Tensor, TensorData};
 use burn_attention::{GradientSource, backward_from};
 
+use crate::balance::{Balance, RouterLoads, RouterLoss};
 use crate::batch::Batch;
 use crate::decoder::Layer;
 use crate::error::{Result, VlmError};
+use crate::linear::adapter_dtype;
 use crate::model::{Vlm, logits_by_blocks};
 use crate::random::Draws;
 use crate::step::{Common, Deepstack};
@@ -35,15 +37,19 @@ pub struct Backward<'a> {
     /// A dropout seed for each sequence, in order; `None` disables dropout. The seed alone
     /// determines the dropout of a sequence, whatever other sequences the batch has.
     pub seeds: Option<&'a [u64]>,
+    /// The auxiliary loss of routers, whose gradient is added; [`weight`](Self::weight) has no
+    /// effect on it, and the loss that is returned is without it.
+    pub router_loss: Option<RouterLoss<'a>>,
 }
 
 impl Default for Backward<'_> {
-    /// Recomputes, with weight 1 and no dropout.
+    /// Recomputes, with weight 1, no dropout and no auxiliary loss.
     fn default() -> Self {
         Self {
             recompute: true,
             weight: 1.0,
             seeds: None,
+            router_loss: None,
         }
     }
 }
@@ -68,7 +74,11 @@ impl Tape<'_> {
     ) -> Result<Tensor<3>> {
         self.inputs.push(hidden.clone());
         trace.record(|| format!("hidden.{index}.in"), &hidden);
-        let output = layer.forward(hidden, self.common, None, index, trace)?;
+        let common = Common {
+            balance: self.common.balance.filter(|balance| balance.counts()),
+            ..self.common
+        };
+        let output = layer.forward(hidden, common, None, index, trace)?;
         trace.record(|| format!("hidden.{index}.out"), &output);
         Ok(match &self.deepstack {
             Some(deepstack) => deepstack.add(index, output),
@@ -89,6 +99,10 @@ impl Tape<'_> {
         };
         let input = leaf(input, self.wanted[index]);
         let source = layer.source(input.clone(), self.common, index, output_gradient)?;
+        let source = match self.common.balance {
+            Some(balance) => balance.join(source)?,
+            None => source,
+        };
         let mut gradients = backward_from([source]);
         collect(layer, &mut gradients, walk);
         Ok(input.grad_remove(&mut gradients))
@@ -139,13 +153,22 @@ impl Objective<'_> {
         hidden: Tensor<3>,
         batch: &Batch,
         labels: &[i64],
+        balance: Option<&Balance<'_>>,
     ) -> Result<(f64, Option<Gradients>)> {
         let weigh = match self {
             Self::Mean(weight) => {
                 let loss = model.loss_of(hidden, batch, labels)?;
-                let gradients = loss
-                    .is_tracked()
-                    .then(|| (loss.clone() * weight).backward());
+                let gradients = match balance.filter(|_| loss.is_tracked()) {
+                    Some(balance) => {
+                        let like = (&loss.device().inner(), loss.dtype());
+                        let gradient = Tensor::full(loss.dims(), weight, like);
+                        let source = GradientSource::new(loss.clone(), gradient)?;
+                        Some(backward_from([balance.join(source)?]))
+                    }
+                    None => loss
+                        .is_tracked()
+                        .then(|| (loss.clone() * weight).backward()),
+                };
                 return Ok((number(loss)?, gradients));
             }
             Self::Tokens(weigh) => weigh,
@@ -154,10 +177,13 @@ impl Objective<'_> {
         let read = numbers(losses.clone())?;
         let mean = read.iter().copied().map(f64::from).sum::<f64>() / read.len() as f64;
         let weights = weigh(&read);
-        let source = GradientSource::new(losses.clone(), {
+        let mut source = GradientSource::new(losses.clone(), {
             let data = TensorData::new(weights, [read.len()]);
             Tensor::from_data(data, (&losses.device().inner(), losses.dtype()))
         })?;
+        if let Some(balance) = balance {
+            source = balance.join(source)?;
+        }
         let gradients = source.is_tracked().then(|| backward_from([source]));
         Ok((mean, gradients))
     }
@@ -218,6 +244,37 @@ impl Vlm {
         self.backward_of(batch, labels, how, objective, trace, walk)
     }
 
+    /// Counts the tokens of the experts in a batch, by a forward pass. The dropout is that of
+    /// [`backward`](Self::backward).
+    ///
+    /// # Errors
+    /// Those of [`backward`](Self::backward).
+    pub fn router_loads(
+        &self,
+        batch: &Batch,
+        labels: &[i64],
+        how: Backward<'_>,
+        walk: &mut dyn Walk,
+    ) -> Result<RouterLoads> {
+        let draws = how.seeds.map(|seeds| batch.draws(seeds)).transpose()?;
+        let draws = draws.as_ref();
+        let balance = Balance::counting(&batch.attended);
+        let common = Common {
+            balance: Some(&balance),
+            ..batch.common(draws)
+        };
+        let trace = &mut Trace::off();
+        if walk.provides() {
+            let (model, objective) = (self.clone().no_grad(), Objective::Mean(1.0));
+            model.backward_by_layer(batch, labels, (objective, (common, draws)), trace, walk)?;
+        } else {
+            // As the pass that learns from them.
+            let model = self.for_pass(true).no_grad();
+            model.hidden_of(batch, common, &mut [], (draws, trace))?;
+        }
+        Ok(balance.into_loads())
+    }
+
     fn backward_of(
         &self,
         batch: &Batch,
@@ -229,17 +286,26 @@ impl Vlm {
     ) -> Result<f64> {
         let draws = how.seeds.map(|seeds| batch.draws(seeds)).transpose()?;
         let draws = draws.as_ref();
+        let like = (&self.device().inner(), adapter_dtype(self.dtype()));
+        let balance = how.router_loss;
+        let balance = balance.map(|loss| Balance::learning(&batch.attended, loss, like));
+        let common = Common {
+            balance: balance.as_ref(),
+            ..batch.common(draws)
+        };
+        let shared = (common, draws);
         if walk.provides() {
             // Each block is prepared when its weights are there.
-            return self.backward_by_layer(batch, labels, (objective, draws), trace, walk);
+            return self.backward_by_layer(batch, labels, (objective, shared), trace, walk);
         }
         let model = self.for_pass(true);
         if how.recompute {
-            return model.backward_by_layer(batch, labels, (objective, draws), trace, walk);
+            return model.backward_by_layer(batch, labels, (objective, shared), trace, walk);
         }
-        let hidden = model.hidden(batch, draws, &mut [], trace)?;
+        let hidden = model.hidden_of(batch, common, &mut [], (draws, trace))?;
         self.trace_logits(&hidden, trace);
-        let (loss, gradients) = objective.backward(self, hidden, batch, labels)?;
+        let balance = common.balance;
+        let (loss, gradients) = objective.backward(self, hidden, batch, labels, balance)?;
         if let Some(mut gradients) = gradients {
             collect(self, &mut gradients, walk);
         }
@@ -250,14 +316,13 @@ impl Vlm {
         &self,
         batch: &Batch,
         labels: &[i64],
-        (objective, draws): (Objective<'_>, Option<&Draws>),
+        (objective, (common, draws)): (Objective<'_>, (Common<'_>, Option<&Draws>)),
         trace: &mut Trace,
         walk: &mut dyn Walk,
     ) -> Result<f64> {
         let quiet = &self.clone().no_grad();
         let decoder = &self.language_model;
         let layers = &decoder.layers;
-        let common = batch.common(draws);
 
         let wanted = self.wanted(batch.vision.is_some());
         let tower_wanted = wanted.tower;
@@ -292,7 +357,7 @@ impl Vlm {
         let last = head.language_model.last(input.clone())?;
         trace.record(|| "hidden.final_norm".into(), &last);
         head.trace_logits(&last, trace);
-        let (loss, gradients) = objective.backward(&head, last, batch, labels)?;
+        let (loss, gradients) = objective.backward(&head, last, batch, labels, None)?;
         let Some(mut gradients) = gradients else {
             return Ok(loss);
         };

@@ -61,6 +61,9 @@ impl Batch {
             window: self.window.as_ref(),
             recurrence: self.recurrence.as_ref(),
             draw: draws.map(|draws| &draws.tokens[..]),
+            attended: (self.attended.contains(&false) && self.attended.contains(&true))
+                .then_some(&self.attended[..]),
+            balance: None,
         }
     }
 

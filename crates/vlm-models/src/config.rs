@@ -22,6 +22,8 @@ use crate::layers::Activation;
 
 /// The limit on layers of a decoder and blocks of a tower.
 pub(crate) const MAX_LAYERS: usize = 65_536;
+/// The factor on the auxiliary loss of routers, if a configuration asks for it and states none.
+const DEFAULT_ROUTER_LOSS: f64 = 1e-3;
 /// The epsilon of a tower's norms, if its configuration does not state it.
 const VISION_NORM_EPS: f64 = 1e-6;
 
@@ -151,6 +153,8 @@ pub struct ExpertConfig {
     pub groups: Option<ExpertGroups>,
     /// Layers with an ordinary feed-forward network.
     pub dense_layers: Vec<usize>,
+    /// The factor on the auxiliary loss of routers in training, if the configuration asks for it.
+    pub router_loss: Option<f64>,
 }
 
 /// The choice of experts by sigmoids plus a correction, among those of the best groups.
@@ -331,6 +335,7 @@ struct RawExperts {
     decoder_sparse_step: Option<usize>,
     mlp_only_layers: Option<Vec<usize>>,
     output_router_logits: Option<bool>,
+    router_aux_loss_coef: Option<f64>,
     // GLM's.
     n_shared_experts: Option<usize>,
     n_group: Option<usize>,
@@ -543,13 +548,6 @@ impl TextConfig {
 
 impl ExpertConfig {
     fn new(parts: &ExpertParts, raw: RawExperts, layers: usize) -> Result<Self> {
-        if raw.output_router_logits == Some(true) {
-            return Err(VlmError::Unsupported {
-                key: "output_router_logits",
-                found: "true".to_owned(),
-                expected: "false: the auxiliary loss of the router is not computed",
-            });
-        }
         let step = raw.decoder_sparse_step.unwrap_or(1);
         if step == 0 {
             return Err(VlmError::Unsupported {
@@ -587,6 +585,8 @@ impl ExpertConfig {
             has_shared_gate: parts.shared == Some(SharedRule::Gated),
             is_normalised: is_normalised || raw.norm_topk_prob == Some(true),
             groups,
+            router_loss: (raw.output_router_logits == Some(true))
+                .then(|| raw.router_aux_loss_coef.unwrap_or(DEFAULT_ROUTER_LOSS)),
             // More layers are refused with the other sizes.
             dense_layers: (0..layers.min(MAX_LAYERS)).filter(is_dense).collect(),
         })

@@ -15,7 +15,7 @@ use crate::experts::ExpertNetwork;
 use crate::layers::{
     Activation, FeedForward, FeedForwardConfig, Gate, LayerCache, RmsNorm, append, attend,
 };
-use crate::linear::{Adaptable, Draw, Linear};
+use crate::linear::{Adaptable, Linear};
 use crate::step::{Common, Deepstack};
 use crate::trace::Trace;
 
@@ -191,19 +191,19 @@ impl Network {
         }
     }
 
-    fn forward(&self, x: Tensor<3>, draw: Draw) -> Result<Tensor<3>> {
+    fn forward(&self, x: Tensor<3>, common: Common) -> Result<Tensor<3>> {
         match self {
-            Self::Dense(network) => network.forward(x, draw),
-            Self::Experts(network) => network.forward(x, draw),
+            Self::Dense(network) => network.forward(x, common.draw),
+            Self::Experts(network) => network.forward(x, common),
         }
     }
 
     /// As [`Linear::source`].
-    fn source(&self, x: Tensor<3>, draw: Draw, gradient: Tensor<3>) -> Result<GradientSource> {
+    fn source(&self, x: Tensor<3>, common: Common, gradient: Tensor<3>) -> Result<GradientSource> {
         match self {
-            Self::Dense(network) => network.source(x, draw, gradient),
+            Self::Dense(network) => network.source(x, common.draw, gradient),
             Self::Experts(network) => {
-                let output = network.forward(x, draw)?;
+                let output = network.forward(x, common)?;
                 Ok(GradientSource::new(output, gradient)?)
             }
         }
@@ -245,6 +245,10 @@ impl Layer {
         }
     }
 
+    pub(crate) fn has_experts(&self) -> bool {
+        matches!(self.mlp, Network::Experts(_))
+    }
+
     pub(crate) fn forward(
         &self,
         hidden: Tensor<3>,
@@ -255,7 +259,7 @@ impl Layer {
     ) -> Result<Tensor<3>> {
         let (hidden, normalised) = self.attended(hidden, common, cache, index, trace)?;
         trace.record(|| format!("norm.{index}.mlp"), &normalised);
-        let changed = self.mlp.forward(normalised, common.draw)?;
+        let changed = self.mlp.forward(normalised, common)?;
         Ok(hidden + normalised_by(self.post_mlp_layernorm.as_ref(), changed)?)
     }
 
@@ -274,7 +278,7 @@ impl Layer {
             return Ok(GradientSource::new(output, gradient)?);
         }
         let (hidden, normalised) = self.attended(hidden, common, None, index, trace)?;
-        let source = self.mlp.source(normalised, common.draw, gradient.clone())?;
+        let source = self.mlp.source(normalised, common, gradient.clone())?;
         Ok(source.with(hidden, gradient)?)
     }
 

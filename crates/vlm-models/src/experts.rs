@@ -2,13 +2,15 @@
 
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::activation::{sigmoid, softmax};
-use burn::tensor::{DType, Device, Distribution, Shape, Tensor};
+use burn::tensor::{DType, Device, Distribution, Shape, Tensor, TensorData};
 use burn_attention::swiglu;
 
+use crate::balance::on_host;
 use crate::config::{ExpertConfig, ExpertGroups, TextConfig};
-use crate::error::{Result, VlmError};
+use crate::error::Result;
 use crate::layers::{Activation, FeedForward, FeedForwardConfig, Gate, OF_CONVOLUTION};
-use crate::linear::{Adaptable, Draw, Linear, Matrices, adapter_dtype};
+use crate::linear::{Adaptable, Linear, Matrices, adapter_dtype};
+use crate::step::Common;
 use crate::tensors::indices;
 
 /// The parameters of experts, in transformers' order, and the matrices of each.
@@ -35,6 +37,7 @@ pub(crate) struct ExpertNetwork {
 }
 
 #[derive(Module, Debug)]
+#[expect(clippy::large_enum_variant, reason = "a module cannot be in a box")]
 enum Router {
     Softmax(Linear),
     Sigmoid(SigmoidRouter),
@@ -57,6 +60,18 @@ struct Scores {
     shares: Tensor<2>,
     /// Those of the choice.
     choice: Tensor<2>,
+    /// The logits, if the scores are no probabilities.
+    logits: Option<Tensor<2>>,
+}
+
+impl Scores {
+    /// The probabilities by a softmax.
+    fn probabilities(&self) -> Tensor<2> {
+        match &self.logits {
+            Some(logits) => softmax(logits.clone(), 1),
+            None => self.shares.clone(),
+        }
+    }
 }
 
 impl Router {
@@ -66,14 +81,23 @@ impl Router {
                 let logits = linear.forward(x, None)?;
                 let shares = softmax(logits.cast(wide), 1);
                 let choice = shares.clone().detach();
-                Ok(Scores { shares, choice })
+                Ok(Scores {
+                    shares,
+                    choice,
+                    logits: None,
+                })
             }
             Self::Sigmoid(router) => {
-                let weight = router.weight.val();
-                let shares = sigmoid(x.cast(weight.dtype()).matmul(weight.transpose()));
-                let correction = router.e_score_correction_bias.val().detach();
+                let weight = router.weight.val().cast(wide);
+                let logits = x.cast(wide).matmul(weight.transpose());
+                let shares = sigmoid(logits.clone());
+                let correction = router.e_score_correction_bias.val().detach().cast(wide);
                 let choice = shares.clone().detach() + correction.unsqueeze();
-                Ok(Scores { shares, choice })
+                Ok(Scores {
+                    shares,
+                    choice,
+                    logits: Some(logits),
+                })
             }
         }
     }
@@ -118,9 +142,9 @@ struct Experts {
 struct Routes {
     /// The experts of each token, likeliest first.
     experts: Vec<usize>,
-    /// The tokens of each expert, in the order of experts.
+    /// The tokens of each expert without padding, in the order of experts.
     tokens: Vec<usize>,
-    /// For each token and each of its experts, the row in that order.
+    /// For each token and each of its experts, the row in that order; for padding, the first.
     rows: Vec<usize>,
     /// The number of tokens of each expert.
     counts: Vec<usize>,
@@ -129,11 +153,17 @@ struct Routes {
 impl Routes {
     /// Chooses the experts of each token with the highest scores, of equal ones the first, from
     /// scores `[tokens, experts]`.
-    fn new(scores: &[f32], experts: usize, per_token: usize, groups: Option<ExpertGroups>) -> Self {
+    fn new(
+        scores: &[f32],
+        [experts, per_token]: [usize; 2],
+        groups: Option<ExpertGroups>,
+        attended: Option<&[bool]>,
+    ) -> Self {
+        let is_attended = |token: usize| attended.is_none_or(|attended| attended[token]);
         let mut order: Vec<usize> = Vec::with_capacity(experts);
         let (mut chosen, mut counts) = (Vec::new(), vec![0; experts]);
         let groups = groups.filter(|groups| groups.per_token < groups.groups);
-        for token in scores.chunks_exact(experts) {
+        for (index, token) in scores.chunks_exact(experts).enumerate() {
             order.clear();
             match &groups {
                 Some(groups) => order.extend(groups.best(token)),
@@ -145,7 +175,9 @@ impl Routes {
                 order.truncate(per_token);
             }
             order.sort_unstable_by(likelier);
-            order.iter().for_each(|expert| counts[*expert] += 1);
+            if is_attended(index) {
+                order.iter().for_each(|expert| counts[*expert] += 1);
+            }
             chosen.extend(&order);
         }
         let mut next: Vec<usize> = counts
@@ -156,8 +188,11 @@ impl Routes {
                 Some(start)
             })
             .collect();
-        let mut tokens = vec![0; chosen.len()];
+        let mut tokens = vec![0; counts.iter().sum()];
         let row = |(place, expert): (usize, &usize)| {
+            if !is_attended(place / per_token) {
+                return 0;
+            }
             let row = next[*expert];
             next[*expert] += 1;
             tokens[row] = place / per_token;
@@ -258,24 +293,32 @@ impl ExpertNetwork {
 
     /// # Shapes
     /// x and the output: `[batch, seq, hidden_size]`
-    pub(crate) fn forward(&self, x: Tensor<3>, draw: Draw) -> Result<Tensor<3>> {
+    pub(crate) fn forward(&self, x: Tensor<3>, common: Common) -> Result<Tensor<3>> {
+        let draw = common.draw;
         let [batch, seq, channels] = x.dims();
         let tokens = batch * seq;
         let flat = x.clone().reshape([tokens, channels]);
         let wide = adapter_dtype(x.dtype());
-        let Scores { shares, choice } = self.gate.scores(flat.clone(), wide)?;
-        let [_, experts] = shares.dims();
-        let read = choice.cast(DType::F32).try_into_data();
-        let read = read.map_err(|error| VlmError::TensorUnreadable {
-            name: "the router's scores".to_owned(),
-            reason: error.reason().to_owned(),
-        })?;
-        let read: Vec<f32> = read.iter().collect();
-        let routes = Routes::new(&read, experts, self.per_token, self.gate.groups());
+        let scores = self.gate.scores(flat.clone(), wide)?;
+        let [_, experts] = scores.shares.dims();
+        let sizes = [experts, self.per_token];
+        if let Some(balance) = common.balance {
+            balance.see(scores.probabilities(), |probabilities| {
+                Routes::new(probabilities, sizes, None, None).experts
+            })?;
+        }
+        let Scores { shares, choice, .. } = scores;
+        let (choice, groups) = (on_host(choice)?, self.gate.groups());
+        let routes = Routes::new(&choice, sizes, groups, common.attended);
         let device = &x.device();
         let chosen = indices(routes.experts, device).reshape([tokens, self.per_token]);
         let shares = shares.gather(1, chosen);
-        let shares = self.gate.factors(shares, self.is_normalised, x.dtype());
+        let mut shares = self.gate.factors(shares, self.is_normalised, x.dtype());
+        if let Some(attended) = common.attended {
+            let attended: Vec<f32> = attended.iter().map(|at| f32::from(u8::from(*at))).collect();
+            let attended = TensorData::new(attended, [tokens, 1]);
+            shares = shares * Tensor::from_data(attended, (device, wide));
+        }
 
         let rows = flat.select(0, indices(routes.tokens, device));
         let both = self.experts.gate_up_proj.forward(rows, &routes.counts)?;
@@ -342,7 +385,7 @@ mod tests {
     fn tokens_are_sorted_by_their_likeliest_experts() {
         // The second token's last two experts are equally likely.
         let probabilities = [0.1, 0.2, 0.7, 0.6, 0.2, 0.2];
-        let routes = Routes::new(&probabilities, 3, 2, None);
+        let routes = Routes::new(&probabilities, [3, 2], None, None);
         assert_eq!(
             routes,
             Routes {
@@ -352,8 +395,16 @@ mod tests {
                 counts: vec![1, 2, 1],
             }
         );
-        let all = Routes::new(&probabilities, 3, 3, None);
+        let all = Routes::new(&probabilities, [3, 3], None, None);
         assert_eq!(all.counts, [2, 2, 2]);
+        // The first token is padding.
+        let second = Routes::new(&probabilities, [3, 2], None, Some(&[false, true]));
+        assert_eq!(second.experts, [2, 1, 0, 1]);
+        assert_eq!(
+            (&second.tokens[..], &second.rows[..]),
+            (&[1, 1][..], &[0, 0, 0, 1][..])
+        );
+        assert_eq!(second.counts, [1, 1, 0]);
     }
 
     #[test]
@@ -365,7 +416,7 @@ mod tests {
         };
         // The best expert is in the worst group.
         let scores = [0.9, 0.1, 0.0, 0.6, 0.5, 0.0, 0.5, 0.7, 0.4];
-        let routes = Routes::new(&scores, 9, 3, Some(groups));
+        let routes = Routes::new(&scores, [9, 3], Some(groups), None);
         assert_eq!(routes.experts, [7, 3, 4]);
     }
 }

@@ -125,6 +125,8 @@ impl Vlm {
             window: window.as_ref(),
             recurrence: None,
             draw: None,
+            attended: None,
+            balance: None,
         };
         let (caches, mut trace) = (&mut cache.layers, Trace::off());
         let hidden = self

@@ -32,6 +32,7 @@
 //! | `trace` | activations by name, whole or sampled, for comparison with another implementation |
 
 mod backward;
+mod balance;
 mod batch;
 mod config;
 mod decoder;
@@ -64,6 +65,7 @@ mod walk;
 mod whole;
 
 pub use backward::Backward;
+pub use balance::{RouterLoads, RouterLoss};
 pub use batch::Batch;
 pub use burn_attention::has_linear_kernel;
 pub use config::{

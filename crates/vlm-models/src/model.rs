@@ -9,10 +9,11 @@ use vlm_family::Family;
 
 use crate::batch::Batch;
 use crate::config::VlmConfig;
-use crate::decoder::Decoder;
+use crate::decoder::{Decoder, Layer};
 use crate::error::Result;
 use crate::layers::LayerCache;
 use crate::random::Draws;
+use crate::step::Common;
 use crate::tensors::indices;
 use crate::trace::Trace;
 use crate::trained::LoraConfig;
@@ -84,6 +85,11 @@ impl Vlm {
         self.language_model.embed_tokens.weight.device()
     }
 
+    /// True if a layer of the decoder has experts.
+    pub fn has_experts(&self) -> bool {
+        self.language_model.layers.iter().any(Layer::has_experts)
+    }
+
     /// The placeholder tokens of a merged patch of a picture and of a video; none for a model of
     /// text alone.
     pub fn placeholders(&self) -> Option<[i64; 2]> {
@@ -131,6 +137,17 @@ impl Vlm {
         caches: &mut [LayerCache],
         trace: &mut Trace,
     ) -> Result<Tensor<3>> {
+        self.hidden_of(batch, batch.common(draws), caches, (draws, trace))
+    }
+
+    /// As [`hidden`](Self::hidden), with what the decoder's layers share.
+    pub(crate) fn hidden_of(
+        &self,
+        batch: &Batch,
+        common: Common,
+        caches: &mut [LayerCache],
+        (draws, trace): (Option<&Draws>, &mut Trace),
+    ) -> Result<Tensor<3>> {
         let model = self.for_pass(false);
         let seen = match (&model.visual, &batch.vision) {
             (Some(tower), Some(vision)) => Some(tower.forward(&vision.inputs, draws, trace)?),
@@ -140,7 +157,6 @@ impl Vlm {
         let embeddings = self.embeddings(batch, merged);
         trace.record(|| "inputs_embeds".into(), &embeddings);
         let deepstack = batch.deepstack(features.unwrap_or_default());
-        let common = batch.common(draws);
         model
             .language_model
             .forward(embeddings, common, deepstack, caches, trace)

@@ -4,6 +4,7 @@ use burn::tensor::{IndexingUpdateOp, Int, Tensor};
 use burn_attention::Attention;
 use rope_burn::RotaryAngles;
 
+use crate::balance::Balance;
 use crate::delta::Recurrence;
 use crate::linear::Draw;
 
@@ -18,6 +19,10 @@ pub(crate) struct Common<'a> {
     /// advances by one token.
     pub(crate) recurrence: Option<&'a Recurrence>,
     pub(crate) draw: Draw<'a>,
+    /// False for each token that is padding, if some are.
+    pub(crate) attended: Option<&'a [bool]>,
+    /// Follows the routers of experts.
+    pub(crate) balance: Option<&'a Balance<'a>>,
 }
 
 /// Features that are added to the first layers' outputs at the vision tokens.

@@ -313,6 +313,8 @@ impl VisionTower {
             window: None,
             recurrence: None,
             draw: draws.map(|draws| &draws.patches[..]),
+            attended: None,
+            balance: None,
         }
     }
 

@@ -182,12 +182,17 @@ fn configurations_of_experts_are_checked() {
         [0, 2, 4]
     );
     assert_eq!(dense(&[("mlp_only_layers", json!([1, 7]))]), [1]);
+    let router_loss = |changes: &[(&str, serde_json::Value)]| {
+        let config = with(changes).unwrap();
+        config.text.experts.unwrap().router_loss
+    };
+    let asked = ("output_router_logits", json!(true));
+    assert_eq!(router_loss(&[]), None);
+    let factor = ("router_aux_loss_coef", json!(0.25));
+    assert_eq!(router_loss(&[asked.clone(), factor]), Some(0.25));
+    let none = ("router_aux_loss_coef", json!(null));
+    assert_eq!(router_loss(&[asked, none]), Some(1e-3));
     for (key, value, says) in [
-        (
-            "output_router_logits",
-            json!(true),
-            "router is not computed",
-        ),
         ("decoder_sparse_step", json!(0), "1 or more"),
         ("num_local_experts", json!(2), "num_experts_per_tok"),
         ("num_local_experts", json!(1 << 24), "1 to 65536"),

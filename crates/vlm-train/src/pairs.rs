@@ -217,6 +217,7 @@ impl Trainer {
             tokens: read,
             gradients,
             norm,
+            router_loss: None,
             preference: Some(sums.report(preference, imitated, mismatch)),
         })
     }
@@ -232,6 +233,7 @@ impl Trainer {
             recompute: self.recipe.recompute,
             weight: 1.0,
             seeds: Some(&seeds(micro, self.recipe.seed, self.steps)),
+            router_loss: None,
         };
         let ready = self.model.batch(&inputs(micro, &self.model.device()))?;
         let (labels, mut trace) = (&micro.labels, Trace::off());

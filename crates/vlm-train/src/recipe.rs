@@ -46,6 +46,10 @@ pub struct Recipe {
     pub recompute: bool,
     /// The seed of adapters and dropout.
     pub seed: u64,
+    /// The factor on the auxiliary loss of the routers of a model with experts; `None` for none. It
+    /// is of the whole batch, whatever its cut, and takes a forward pass more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub router_loss: Option<f64>,
     /// The loss of preferences; `None` to imitate answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preference: Option<Preference>,
@@ -125,6 +129,7 @@ impl Default for Recipe {
             loss_scale: None,
             recompute: true,
             seed: 0,
+            router_loss: None,
             preference: None,
         }
     }
@@ -213,6 +218,12 @@ impl Recipe {
                 self.loss_scale.unwrap_or(1.0),
                 is_rate(self.loss_scale.unwrap_or(1.0)) && self.loss_scale != Some(0.0),
                 above,
+            ),
+            (
+                "router_loss",
+                self.router_loss.unwrap_or(0.0),
+                is_rate(self.router_loss.unwrap_or(0.0)),
+                rate,
             ),
             (
                 "least_share",

@@ -7,7 +7,7 @@ use burn::module::Module;
 use burn::tensor::TensorData;
 use serde::{Deserialize, Serialize};
 use vlm_data::{Cut, DataPosition, MicroBatch, TrainingSample};
-use vlm_models::{Backward, Parameter, Trace, Vlm, VlmError};
+use vlm_models::{Backward, Parameter, RouterLoads, RouterLoss, Trace, Vlm, VlmError};
 
 use crate::batch::{inputs, lines, prompt, seeds, sees, tokens};
 use crate::checkpoint::Validations;
@@ -49,8 +49,12 @@ pub struct Trainer {
 pub struct StepReport {
     /// The step, from 1.
     pub step: usize,
-    /// The loss before the update, in nats per labelled token.
+    /// The loss before the update, in nats per labelled token, with the auxiliary loss of routers
+    /// times its factor.
     pub loss: f64,
+    /// The auxiliary loss of routers, before its factor.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub router_loss: Option<f64>,
     /// The norm of all gradients together, before clipping.
     pub gradient_norm: f64,
     /// The factor on the peak rates.
@@ -106,6 +110,7 @@ pub(crate) struct Pass {
     pub(crate) tokens: usize,
     pub(crate) gradients: GradientSums,
     pub(crate) norm: f64,
+    pub(crate) router_loss: Option<f64>,
     pub(crate) preference: Option<PreferenceReport>,
 }
 
@@ -155,6 +160,13 @@ impl Trainer {
     }
 
     fn ready(model: Vlm, recipe: Recipe) -> Result<Self> {
+        if let Some(factor) = recipe.router_loss.filter(|_| !model.has_experts()) {
+            return Err(VlmTrainError::Recipe {
+                key: "router_loss",
+                found: factor.to_string(),
+                expected: "none, for a model without experts",
+            });
+        }
         let parameters = model.parameters();
         if parameters.is_empty() {
             return Err(VlmTrainError::NothingTrained);
@@ -225,6 +237,7 @@ impl Trainer {
         let mut report = StepReport {
             step: self.steps + 1,
             loss: pass.loss,
+            router_loss: pass.router_loss,
             gradient_norm: pass.norm,
             rate_factor: factor,
             learning_rate: recipe.rates.decoder * factor,
@@ -297,6 +310,13 @@ impl Trainer {
                 .zip(&labelled)
                 .filter(|(_, labelled)| **labelled > 0)
         };
+        let router_loss = match self.recipe.router_loss {
+            Some(factor) => Some((
+                self.router_loads(learned().map(|(micro, _)| micro))?,
+                factor,
+            )),
+            None => None,
+        };
         let seen: Vec<bool> = learned().map(|(micro, _)| sees(micro)).collect();
         let (mut loss, mut passes) = (0.0, self.passes(&seen)?);
         let scale = self.loss_scale.map_or(1.0, |scale| scale.factor);
@@ -309,11 +329,26 @@ impl Trainer {
                 LossRule::MicroBatches => 1.0 / counted as f64,
             };
             let recording = recording.as_deref_mut();
-            loss += weight * self.micro_pass(micro, [weight, scale], &mut passes, recording)?;
+            let seeds = seeds(micro, self.recipe.seed, self.steps);
+            let how = Backward {
+                recompute: self.recipe.recompute,
+                weight: weight * scale,
+                seeds: Some(&seeds),
+                router_loss: router_loss.as_ref().map(|(loads, factor)| RouterLoss {
+                    loads,
+                    factor: factor * scale,
+                }),
+            };
+            loss += weight * self.micro_pass(micro, (how, scale), &mut passes, recording)?;
         }
-        let (loss, gradients, norm) = self.summed(batch, (loss, passes), recording)?;
+        let (mut loss, gradients, norm) = self.summed(batch, (loss, passes), recording)?;
+        let router_loss = router_loss.map(|(loads, factor)| (loads.loss(), factor));
+        if let Some((router_loss, factor)) = router_loss {
+            loss += factor * router_loss;
+        }
         Ok(Pass {
             loss,
+            router_loss: router_loss.map(|(loss, _)| loss),
             labelled: all,
             tokens: read,
             gradients,
@@ -389,20 +424,51 @@ impl Trainer {
         }
     }
 
+    /// The tokens of experts in a batch, over all ranks.
+    fn router_loads<'a>(&self, batch: impl Iterator<Item = &'a MicroBatch>) -> Result<RouterLoads> {
+        let mut passes = self.validation_passes();
+        let model = passes.as_ref().and_then(Passes::model);
+        // With autodiff, a backend may compute with other roundings.
+        let model = model.unwrap_or_else(|| self.model.clone());
+        let mut loads = RouterLoads::default();
+        for micro in batch {
+            let ready = model.batch(&inputs(micro, &model.device()))?;
+            let seeds = seeds(micro, self.recipe.seed, self.steps);
+            let how = Backward {
+                seeds: Some(&seeds),
+                ..Backward::default()
+            };
+            let labels = &micro.labels;
+            let of_micro = match &mut passes {
+                Some(passes) => {
+                    passes.hears(Some(sees(micro)))?;
+                    passes.run(|walk| model.router_loads(&ready, labels, how, walk))
+                }
+                None => model.router_loads(&ready, labels, how, &mut |_, _| ()),
+            };
+            loads.add(&of_micro.map_err(|error| self.walked(error))?);
+        }
+        if let Some(passes) = &mut passes {
+            while passes.hears(None)? {
+                passes.rest().map_err(|error| self.walked(error))?;
+            }
+        }
+        let mut all = RouterLoads::default();
+        self.hear(loads)?
+            .iter()
+            .for_each(|of_rank| all.add(of_rank));
+        Ok(all)
+    }
+
     /// Returns the mean loss of a micro-batch, and adds its gradients times the weight and the loss
     /// scale.
     fn micro_pass(
         &self,
         micro: &MicroBatch,
-        [weight, scale]: [f64; 2],
+        (how, scale): (Backward<'_>, f64),
         passes: &mut Passes<'_>,
         recording: Option<&mut Recording>,
     ) -> Result<f64> {
-        let how = Backward {
-            recompute: self.recipe.recompute,
-            weight: weight * scale,
-            seeds: Some(&seeds(micro, self.recipe.seed, self.steps)),
-        };
         let ready = self.model.batch(&inputs(micro, &self.model.device()))?;
         let mut trace = match &recording {
             Some(recording) => recording.trace(&self.model, micro)?,

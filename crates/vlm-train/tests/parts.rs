@@ -339,7 +339,7 @@ fn modules_that_the_model_cannot_hold_are_refused_by_name() {
 fn whole_modules_follow_the_rule_of_masters_and_adapters_are_f32() {
     for masters in [true, false] {
         let (config, model) = load("qwen3_vl_tiny");
-        let model = model.map(&mut Halve(DType::BF16));
+        let model = model.map(&mut Halve::to(DType::BF16));
         let recipe = Recipe {
             masters,
             rates: Rates::all(1e-5),

@@ -202,7 +202,7 @@ fn compare(row: &Row, counts: bool, member: Option<Member>) -> [usize; 3] {
     start();
     let mut model = config.init(&Device::flex().autodiff()).unwrap();
     // It also draws the weights.
-    model = model.map(&mut Halve(row.dtype));
+    model = model.map(&mut Halve::to(row.dtype));
     let mut trainer = Trainer::new(model, recipe).unwrap();
     if let Some((rank, collective, sharding)) = member {
         trainer = trainer.with_ranks(rank, collective, sharding).unwrap();

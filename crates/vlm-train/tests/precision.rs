@@ -44,7 +44,7 @@ fn steps_that_overflow_f16_are_skipped_and_others_follow_f32() {
             loss_scale,
             ..recipe(TrainedParts::Full(ALL.to_vec().into()))
         };
-        let model = model.map(&mut Halve(dtype));
+        let model = model.map(&mut Halve::to(dtype));
         let mut trainer = Trainer::new(model, recipe).unwrap();
         let batch = [packed(samples(0, &config))];
         let reports = (0..4).map(|_| trainer.step(&batch).unwrap());
@@ -68,8 +68,8 @@ fn compare(run: (usize, f64)) -> [f64; 3] {
     let load = || load("qwen2_5_vl_tiny").1;
     let losses = [
         last_loss(load(), true, run),
-        last_loss(load().map(&mut Halve(DType::BF16)), true, run),
-        last_loss(load().map(&mut Halve(DType::BF16)), false, run),
+        last_loss(load().map(&mut Halve::to(DType::BF16)), true, run),
+        last_loss(load().map(&mut Halve::to(DType::BF16)), false, run),
     ];
     println!("f32, bf16 with masters, bf16 without: {losses:?}");
     losses

@@ -201,7 +201,7 @@ fn train(rank: Option<&Rank>, job: &Job, fault: Fault) -> Result<Trained, VlmTra
         _ => job.family,
     });
     if job.precision != DType::F32 {
-        model = model.map(&mut Halve(job.precision));
+        model = model.map(&mut Halve::to(job.precision));
     }
     let mut recipe = recipe.clone();
     let mut identity = BTreeMap::from([("data".to_owned(), "8 samples".into())]);
@@ -214,8 +214,8 @@ fn train(rank: Option<&Rank>, job: &Job, fault: Fault) -> Result<Trained, VlmTra
     if fault == Fault::OtherWeights {
         // One in 256 of their values.
         model = model
-            .map(&mut Halve(DType::BF16))
-            .map(&mut Halve(DType::F32));
+            .map(&mut Halve::to(DType::BF16))
+            .map(&mut Halve::to(DType::F32));
     }
     // Each rank reads its part of the weights alone.
     let reads_parts = job.state == Sharding::All && job.precision == DType::F32;
@@ -474,6 +474,8 @@ fn shards_take_the_steps_of_replicas() {
         // Of two types.
         (FAMILY, beside(), DType::BF16, true),
         (WITH_EXPERTS[1], whole(), DType::F32, true),
+        // Its router stays in f32.
+        (WITH_EXPERTS[2], whole(), DType::BF16, true),
     ]
     .into_iter()
     .enumerate()
@@ -481,6 +483,7 @@ fn shards_take_the_steps_of_replicas() {
         let recipe = Recipe {
             max_norm: None,
             masters,
+            router_loss: WITH_EXPERTS.contains(&family).then_some(0.5),
             ..short(trained, 2)
         };
         let mut replicated = None;

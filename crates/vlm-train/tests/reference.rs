@@ -12,7 +12,7 @@ use vlm_data::{MicroBatch, TrainingSample};
 use vlm_models::file::{Entry, Sink, TensorFile};
 use vlm_models::rope_core::position_ids::Prompt;
 use vlm_models::{Inputs, Vlm, VlmConfig};
-use vlm_train::{TrainedParts, Trainer};
+use vlm_train::{Recipe, TrainedParts, Trainer};
 
 use crate::common::{
     ALL, FAMILIES, WITH_EXPERTS, fixtures, load, lora, packed, padded, recipe, sample, samples,
@@ -244,6 +244,51 @@ fn adapters_of_experts_learn_as_with_peft() {
         );
         assert!(after < 1e-4, "{family}: {after}");
     }
+}
+
+/// transformers' auxiliary loss, of the whole batch in one pass: `router.json` of
+/// tests/fixtures/generate/expert_adapters.py.
+#[test]
+fn the_auxiliary_loss_is_that_of_transformers_however_a_batch_is_cut() {
+    #[derive(Deserialize)]
+    struct Balanced {
+        factor: f64,
+        lora: Curve,
+        full: Curve,
+    }
+    for family in WITH_EXPERTS {
+        let path = fixtures().join("finetune").join(family).join("router.json");
+        let expected: Balanced =
+            serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+        let full = TrainedParts::Full(ALL.to_vec().into());
+        for (trained, curve) in [(lora(), &expected.lora), (full, &expected.full)] {
+            for recompute in [true, false] {
+                for (name, _, cut) in CUTS {
+                    let (config, model) = load(family);
+                    let recipe = Recipe {
+                        router_loss: Some(expected.factor),
+                        recompute,
+                        ..recipe(trained.clone())
+                    };
+                    let mut trainer = Trainer::new(model, recipe).unwrap();
+                    let [loss, norm] = walk(&mut trainer, &config, cut, curve, 6);
+                    println!("{family} {name}: loss {loss:.1e}, norm {norm:.1e}");
+                    let bounds = match family {
+                        "qwen3_5_moe_tiny" => [1e-5, 3e-4],
+                        _ => [1e-5; 2],
+                    };
+                    assert!(loss < bounds[0] && norm < bounds[1], "{family} {name}");
+                }
+            }
+        }
+    }
+    let (_, dense) = load(FAMILIES[0]);
+    let recipe = Recipe {
+        router_loss: Some(1e-3),
+        ..recipe(lora())
+    };
+    let refused = Trainer::new(dense, recipe).unwrap_err().to_string();
+    assert!(refused.contains("without experts"), "{refused}");
 }
 
 /// As in PEFT, which drops no inputs of experts: an adapter that was trained so may be loaded, but

@@ -597,6 +597,30 @@ impl FinetuneConfig {
         Ok(self)
     }
 
+    /// The factor on the auxiliary loss of routers that a model asks for, unless the options state
+    /// one.
+    ///
+    /// # Errors
+    /// [`VlmTrainError::Options`] for a loss that the run cannot have.
+    pub(super) fn choose_router_loss(&mut self, config: &VlmConfig) -> Result<()> {
+        let experts = config.text.experts.as_ref();
+        let of_model = experts.and_then(|experts| experts.router_loss);
+        let factor = self.loss.router_loss.or(of_model);
+        let factor = factor.filter(|factor| *factor != 0.0);
+        let wrong = |reason: &str| Err(VlmTrainError::Options(reason.to_owned()));
+        if factor.is_some() && experts.is_none() {
+            return wrong("--router-loss is for models with experts; leave it out");
+        }
+        if factor.is_some() && self.loss.loss.0.is_some() {
+            return wrong(
+                "--router-loss, or output_router_logits of config.json, is for --loss sft; give \
+                 --router-loss 0",
+            );
+        }
+        self.loss.router_loss = factor;
+        Ok(())
+    }
+
     /// True with validation data.
     pub fn validates(&self) -> bool {
         !self.data.val.is_empty() || self.data.split_validation.is_some()
@@ -688,6 +712,7 @@ impl FinetuneConfig {
             loss_scale: (optimizer.precision == Precision::F16).then_some(LOSS_SCALE),
             recompute: !self.batch.no_recompute,
             seed: optimizer.seed,
+            router_loss: self.loss.router_loss,
             preference: self.loss.preference().ok().flatten(),
         }
     }

@@ -1,6 +1,6 @@
 //! Keys in the messages of libraries, and the options that set them.
 
-const KEYS: [(&str, &str); 12] = [
+const KEYS: [(&str, &str); 13] = [
     ("`allow_truncated`", "--allow-truncated"),
     ("`betas[0]`", "--betas"),
     ("`betas[1]`", "--betas"),
@@ -11,6 +11,7 @@ const KEYS: [(&str, &str); 12] = [
     ("`rates.decoder`", "--learning-rate"),
     ("`rates.merger`", "--merger-rate"),
     ("`rates.tower`", "--tower-rate"),
+    ("`router_loss`", "--router-loss"),
     ("`warmup_steps`", "--warmup-steps"),
     ("`weight_decay`", "--weight-decay"),
 ];

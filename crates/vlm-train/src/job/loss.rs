@@ -6,7 +6,7 @@ use clap::{Args, ValueHint};
 use serde::{Serialize, Serializer};
 use vlm_data::text::format::Answers;
 
-use super::parse::{above_0, one_of};
+use super::parse::{above_0, at_least_0, one_of};
 use crate::error::VlmTrainError;
 use crate::preference::{Preference, PreferenceLoss};
 
@@ -19,6 +19,13 @@ pub struct LossOptions {
     #[arg(long, default_value = "sft", value_parser = one_of(&CHOICES, LossChoice::name))]
     #[serde(serialize_with = "name_of", skip_serializing_if = "LossChoice::is_sft")]
     pub loss: LossChoice,
+
+    /// Factor on the auxiliary loss of the routers of experts, over the whole batch; 0: none, which
+    /// saves a forward pass [default: router_aux_loss_coef of a config.json with
+    /// output_router_logits, otherwise 0]
+    #[arg(long, value_name = "FACTOR", value_parser = at_least_0)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub router_loss: Option<f64>,
 
     /// Strength of the preference: the factor on its rewards [default: 0.1]
     #[arg(long, value_name = "NUMBER", value_parser = above_0)]

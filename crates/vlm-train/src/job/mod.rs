@@ -186,6 +186,7 @@ impl Finetune {
     pub fn open(options: FinetuneConfig) -> Result<Self> {
         let mut options = options.resolved()?;
         let config = options.model()?;
+        options.choose_router_loss(&config)?;
         let trained = options.choose(&config)?;
         let samples = options.data.records.samples(Some(&options.data.labels));
         let encoder = Arc::new(SampleEncoder::from_folder(&options.folder, samples)?);

@@ -42,6 +42,17 @@ pub fn above_0(text: &str) -> Result<f64, String> {
     }
 }
 
+/// A number of at least 0.
+///
+/// # Errors
+/// For any other text.
+pub fn at_least_0(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(number) if number.is_finite() && number >= 0.0 => Ok(number),
+        _ => Err("expected a number of at least 0".to_owned()),
+    }
+}
+
 /// One of `all` by its name; `--help` and errors list the names.
 pub fn one_of<T: Copy + Send + Sync + 'static>(
     all: &'static [T],

@@ -57,12 +57,40 @@ pub(crate) fn load(family: &str) -> (VlmConfig, Vlm) {
     (config, model)
 }
 
-/// Casts the parameters of a model.
-pub(crate) struct Halve(pub(crate) DType);
+/// Casts the parameters of a model, as a file of that type is loaded.
+pub(crate) struct Halve {
+    dtype: DType,
+    containers: Vec<String>,
+}
+
+impl Halve {
+    pub(crate) fn to(dtype: DType) -> Self {
+        Self {
+            dtype,
+            containers: Vec::new(),
+        }
+    }
+}
 
 impl ModuleMapper for Halve {
+    fn enter_module(&mut self, _name: &str, container: &str) {
+        self.containers.push(container.to_owned());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.containers.pop();
+    }
+
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let value = param.val().inner().cast(self.0);
+        // GLM-4.5V's router is in f32.
+        if self
+            .containers
+            .iter()
+            .any(|of| of == "Struct:SigmoidRouter")
+        {
+            return param;
+        }
+        let value = param.val().inner().cast(self.dtype);
         Param::initialized(param.id, Tensor::from_inner(value).require_grad())
     }
 }
