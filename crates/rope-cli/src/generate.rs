@@ -5,33 +5,23 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use burn::tensor::{Device as HostDevice, FloatDType};
 use clap::{Args, ValueHint};
 use serde_json::json;
 use vlm_data::text::{Answers, Conversation, Conversations, FileOptions, Message, Role};
 use vlm_data::{Cut, MicroBatch, SampleEncoder, TrainingSample};
-use vlm_models::{GenerateOptions, GenerationConfig, Sampling, Vlm, VlmConfig};
+use vlm_models::{GenerateOptions, GenerationConfig, Sampling, Vlm};
 use vlm_train::{AnswerStream, answer_text, before_stop, last_answer, stop_tokens};
 
 use crate::arguments::{MAX_TOKENS, complaint, count_in, seed};
-use crate::device::{Compute, Device, TokenArgs};
+use crate::model::ModelArgs;
 use crate::stdio::{note, plain, stdout};
-use vlm_train::job::{PositionRule, Precision, RecordOptions};
+use vlm_train::job::RecordOptions;
 
 /// Options of `mrope generate`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct GenerateArgs {
-    /// Model folder: config.json, weights, tokenizer, chat template, preprocessor
-    #[arg(value_hint = ValueHint::DirPath)]
-    folder: PathBuf,
-
-    /// Adapter folder, applied beside the weights
-    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
-    adapter: Option<PathBuf>,
-
-    /// Accept an adapter that records another checkpoint; its names and shapes must still fit
-    #[arg(long, requires = "adapter")]
-    any_base: bool,
+    #[command(flatten)]
+    model: ModelArgs,
 
     /// Pictures of the prompt, before its text
     #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with = "data", value_hint = ValueHint::FilePath)]
@@ -94,27 +84,19 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_name = "FACTOR")]
     repetition_penalty: Option<f64>,
 
-    /// Device: cpu, gpu (the first GPU), gpu:N, ascend (the first NPU), ascend:N, ascend-sim (a
-    /// simulated NPU), or remote:ws://HOST:PORT (a device that `mrope serve` serves)
-    #[arg(long, default_value = "cpu")]
-    device: Device,
-
-    #[command(flatten)]
-    token: TokenArgs,
-
-    /// Type of weights and activations
-    #[arg(long, value_enum, default_value_t = Precision::F32)]
-    precision: Precision,
-
     #[command(flatten)]
     records: RecordOptions,
 
-    #[command(flatten)]
-    position_rule: PositionRule,
-
-    /// Print one JSON object per line: line, reference (of --data), answer, tokens
+    /// Print one JSON object per line: line, reference (of --data), answer, tokens,
+    /// log_probabilities
     #[arg(long)]
     json: bool,
+
+    /// With --json, also print the log-probabilities of this number of likeliest tokens at each
+    /// place
+    #[arg(long, value_name = "TOKENS", requires = "json")]
+    #[arg(value_parser = count_in(1..=MAX_TOKENS))]
+    likeliest: Option<usize>,
 }
 
 /// A question, and the answer that a file has to it.
@@ -136,24 +118,8 @@ struct Speed {
 }
 
 impl GenerateArgs {
-    fn load(&self, device: &HostDevice) -> Result<Vlm, Box<dyn Error>> {
-        let config = self.position_rule.of(VlmConfig::from_folder(&self.folder)?);
-        let mut device = device.clone();
-        match self.precision {
-            Precision::F32 => {}
-            Precision::Bf16 => device.configure(FloatDType::BF16)?,
-            Precision::F16 => device.configure(FloatDType::F16)?,
-        }
-        let model = config.load(&self.folder, &device)?;
-        Ok(match &self.adapter {
-            Some(adapter) if self.any_base => model.of_any_base().load_adapter(adapter)?,
-            Some(adapter) => model.load_adapter(adapter)?,
-            None => model,
-        })
-    }
-
     fn options(&self, encoder: &SampleEncoder) -> Result<GenerateOptions, Box<dyn Error>> {
-        let config = GenerationConfig::from_folder(&self.folder)?;
+        let config = GenerationConfig::from_folder(&self.model.folder)?;
         for key in &config.ignored {
             note(format_args!(
                 "warning: generation_config.json has {key}, which is not applied"
@@ -173,6 +139,7 @@ impl GenerateArgs {
                 seed: self.seed,
                 rows: Vec::new(),
             }),
+            likeliest: self.json.then(|| self.likeliest.unwrap_or(0)),
         })
     }
 
@@ -206,7 +173,7 @@ impl GenerateArgs {
 /// Those of the folder, the adapter, the prompt or data, and the device, each with what to do.
 pub(crate) fn run(args: &GenerateArgs) -> Result<(), Box<dyn Error>> {
     let samples = args.records.samples(None);
-    let encoder = SampleEncoder::from_folder(&args.folder, samples)?;
+    let encoder = SampleEncoder::from_folder(&args.model.folder, samples)?;
     let options = args.options(&encoder)?;
     let index = match &args.data {
         Some(path) => Some(args.records.open(path, Answers::Any)?),
@@ -220,8 +187,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Box<dyn Error>> {
         }
         None => Vec::new(),
     };
-    let compute = Compute::open(&args.device, &args.token)?;
-    let model = args.load(compute.device())?;
+    let (_held, model) = args.model.load()?;
     let mut speed = Speed {
         started: Instant::now(),
         prompt_tokens: 0,
@@ -314,8 +280,10 @@ fn answer(
         let mut out = stdout();
         write!(out, "{}", plain(&text)).and_then(|()| out.flush())
     };
-    let mut failed = None;
-    let rows = model.generate_with(&batch, &options, &mut |_, token| {
+    let (mut failed, mut choices) = (None, vec![Vec::new(); questions.len()]);
+    let rows = model.generate_with(&batch, &options, &mut |choice| {
+        let (row, token) = (choice.row, choice.token);
+        choices[row].extend(choice.log_probabilities);
         if streams && failed.is_none() {
             let shown = stream.push(token).map_err(Into::into);
             let shown = shown.and_then(|text| show(&text).map_err(Box::<dyn Error>::from));
@@ -328,19 +296,29 @@ fn answer(
     }
     speed.prompt_tokens += questions.iter().map(|q| q.sample.tokens()).sum::<usize>();
     let mut out = stdout();
-    for (question, tokens) in questions.iter().zip(rows) {
+    for ((question, tokens), choices) in questions.iter().zip(rows).zip(choices) {
         speed.answers += 1;
         speed.tokens += tokens.len();
         let answer = answer_text(tokenizer, before_stop(&tokens, &options.stop))?;
         let reference = question.reference.as_ref().map(|text| text.trim());
         speed.equal += usize::from(reference == Some(answer.trim()));
         if args.json {
-            let line = json!({
+            let chosen: Vec<f32> = choices.iter().map(|place| place.chosen).collect();
+            let mut line = json!({
                 "line": question.line,
                 "reference": question.reference,
                 "answer": answer,
                 "tokens": tokens,
+                "log_probabilities": chosen,
             });
+            if args.likeliest.is_some() {
+                let likeliest = choices.iter().map(|place| &place.likeliest);
+                line["likeliest"] = likeliest
+                    .collect::<Vec<_>>()
+                    .into_iter()
+                    .map(|row| json!(row))
+                    .collect();
+            }
             writeln!(out, "{line}")?;
         } else if let Some(reference) = reference {
             writeln!(

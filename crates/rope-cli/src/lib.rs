@@ -19,8 +19,10 @@ mod gpu;
 mod gradcheck;
 mod memory;
 mod merge;
+mod model;
 mod positions;
 #[cfg(feature = "ascend")]
+mod score;
 mod serve;
 mod stdio;
 mod svg;
@@ -72,6 +74,9 @@ enum Command {
     /// Generate answers with a model
     #[command(long_about = GENERATE_ABOUT, after_help = GENERATE_EXAMPLES)]
     Generate(Box<generate::GenerateArgs>),
+    /// Compute the log-probabilities of a file's answers
+    #[command(long_about = SCORE_ABOUT, after_help = SCORE_EXAMPLES)]
+    Score(Box<score::ScoreArgs>),
     /// Merge adapters into the weights of their base model
     #[command(long_about = MERGE_ABOUT)]
     Merge(merge::MergeArgs),
@@ -158,6 +163,18 @@ Examples:
   mrope generate FOLDER --image cat.jpg --prompt \"What is this?\"
   mrope generate FOLDER --adapter run/adapter --data test.jsonl --batch 8
   mrope generate FOLDER --prompt \"Write a line.\" --temperature 0.7 --top-p 0.9 --seed 1";
+
+const SCORE_ABOUT: &str = "\
+Compute the log-probabilities of a file's answers, without training.
+
+Each trained token of a conversation has the natural logarithm of its
+probability after those before it: the negative of its loss in training. The
+mean over all tokens and the perplexity are printed at the end.";
+
+const SCORE_EXAMPLES: &str = "\
+Examples:
+  mrope score FOLDER --data test.jsonl
+  mrope score FOLDER --adapter run/adapter --data test.jsonl --json";
 
 const MERGE_ABOUT: &str = "\
 Merge adapters into the weights of their base model.
@@ -296,6 +313,7 @@ fn run(command: Command) -> Result<ExitCode, Box<dyn Error>> {
         Command::Finetune(args) => return finetune::run(&args),
         Command::Compare(args) => return compare::run(&args),
         Command::Generate(args) => generate::run(&args)?,
+        Command::Score(args) => score::run(&args)?,
         Command::Merge(args) => merge::run(&args)?,
         Command::Verify(args) => return verify::run(&args),
         Command::Positions(args) => positions::run(&args)?,

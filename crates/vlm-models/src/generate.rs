@@ -5,7 +5,7 @@ use std::path::Path;
 
 use burn::backend::ExecutionError;
 use burn::tensor::{Int, Tensor, TensorData};
-use burn_attention::{Attention, AttentionMask, MaskRules};
+use burn_attention::{Attention, AttentionMask, CrossEntropy, MaskRules};
 use rope_core::Positions;
 use serde_json::Value;
 
@@ -63,6 +63,12 @@ impl Vlm {
     /// [`VlmError::NotContinuable`] for packed sequences or rows of padding only; those of
     /// [`forward`](Self::forward).
     pub fn prefill(&self, batch: &Batch) -> Result<(Tensor<2>, KvCache)> {
+        let (hidden, cache) = self.prefill_hidden(batch)?;
+        Ok((self.logits(hidden), cache))
+    }
+
+    /// As [`prefill`](Self::prefill), up to the hidden states of each row's last token.
+    fn prefill_hidden(&self, batch: &Batch) -> Result<(Tensor<2>, KvCache)> {
         if batch.packed {
             let reason = "the sequences are packed";
             return Err(VlmError::NotContinuable { reason });
@@ -86,7 +92,7 @@ impl Vlm {
             attended: batch.sequences.iter().map(row_attended).collect(),
             next,
         };
-        Ok((self.logits(hidden), cache))
+        Ok((hidden, cache))
     }
 
     /// Processes one more token in each row and returns the logits of the next, `[rows,
@@ -96,6 +102,11 @@ impl Vlm {
     /// [`VlmError::Token`]; [`VlmError::NotContinuable`] unless there is one token per row of the
     /// cache.
     pub fn decode(&self, tokens: &[i64], cache: &mut KvCache) -> Result<Tensor<2>> {
+        Ok(self.logits(self.decode_hidden(tokens, cache)?))
+    }
+
+    /// As [`decode`](Self::decode), up to the hidden states.
+    fn decode_hidden(&self, tokens: &[i64], cache: &mut KvCache) -> Result<Tensor<2>> {
         let rows = cache.next.len();
         if tokens.len() != rows {
             let reason = "there is not one token for each row of the cache";
@@ -132,7 +143,7 @@ impl Vlm {
         let hidden = self
             .language_model
             .forward(words, common, None, caches, &mut trace)?;
-        Ok(self.logits(hidden.squeeze_dim::<2>(1)))
+        Ok(hidden.squeeze_dim::<2>(1))
     }
 
     /// Continues each row with its most likely tokens, up to `count` tokens or a token in `stop`,
@@ -149,10 +160,10 @@ impl Vlm {
             stop: stop.to_vec(),
             ..GenerateOptions::default()
         };
-        self.generate_with(batch, &options, &mut |_, _| ())
+        self.generate_with(batch, &options, &mut |_| ())
     }
 
-    /// Continues each row and calls `each` with the row and each token as soon as it is chosen.
+    /// Continues each row and calls `each` with each token as soon as it is chosen.
     /// Rows are independent: each gets the same tokens as it would alone, unless rounding changes
     /// the order of their probabilities.
     ///
@@ -163,11 +174,11 @@ impl Vlm {
         &self,
         batch: &Batch,
         options: &GenerateOptions,
-        each: &mut dyn FnMut(usize, i64),
+        each: &mut dyn FnMut(Choice),
     ) -> Result<Vec<Vec<i64>>> {
         options.check()?;
         let model = self.for_pass(false);
-        let (mut logits, mut cache) = model.prefill(batch)?;
+        let (mut hidden, mut cache) = model.prefill_hidden(batch)?;
         let mut rows = vec![Vec::new(); batch.sequences.len()];
         let mut seen = vec![HashSet::new(); rows.len()];
         if options.repetition_penalty != 1.0 {
@@ -179,21 +190,93 @@ impl Vlm {
         }
         let ended = |row: &Vec<i64>| row.last().is_some_and(|last| options.stop.contains(last));
         for step in 0..options.count {
-            let tokens = options.choose(logits, &seen, step)?;
-            for (index, token) in tokens.iter().enumerate() {
-                if !ended(&rows[index]) {
-                    rows[index].push(*token);
-                    seen[index].insert(*token);
-                    each(index, *token);
+            let logits = model.logits(hidden.clone());
+            let tokens = options.choose(logits.clone(), &seen, step)?;
+            let mut log_probabilities = match options.likeliest {
+                Some(count) => model.log_probabilities(hidden, logits, &tokens, count)?,
+                None => Vec::new(),
+            }
+            .into_iter();
+            for (row, token) in tokens.iter().copied().enumerate() {
+                let log_probabilities = log_probabilities.next();
+                if !ended(&rows[row]) {
+                    rows[row].push(token);
+                    seen[row].insert(token);
+                    each(Choice {
+                        row,
+                        token,
+                        log_probabilities,
+                    });
                 }
             }
             if step + 1 == options.count || rows.iter().all(ended) {
                 break;
             }
-            logits = model.decode(&tokens, &mut cache)?;
+            hidden = model.decode_hidden(&tokens, &mut cache)?;
         }
         Ok(rows)
     }
+
+    /// The log-probabilities of the next tokens, from hidden states and logits. Those of the chosen
+    /// ones are computed as losses are.
+    fn log_probabilities(
+        &self,
+        hidden: Tensor<2>,
+        logits: Tensor<2>,
+        tokens: &[i64],
+        count: usize,
+    ) -> Result<Vec<LogProbabilities>> {
+        let losses = CrossEntropy::new(tokens, self.vocab_size)?;
+        let losses = floats(losses.by_row(hidden, self.head())?)?;
+        let [_, vocabulary] = logits.dims();
+        let logits: Vec<f64> = match count {
+            0 => Vec::new(),
+            _ => floats(logits)?.iter::<f64>().collect(),
+        };
+        let mut rows = logits.chunks(vocabulary.max(1));
+        let of_row = |loss: f32| LogProbabilities {
+            chosen: -loss,
+            likeliest: rows
+                .next()
+                .map_or_else(Vec::new, |row| likeliest(row, count)),
+        };
+        Ok(losses.iter::<f32>().map(of_row).collect())
+    }
+}
+
+/// A token that was chosen.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Choice {
+    /// The row that it continues.
+    pub row: usize,
+    /// The token.
+    pub token: i64,
+    /// Its log-probability and those of others, if [`GenerateOptions::likeliest`] asks for them.
+    pub log_probabilities: Option<LogProbabilities>,
+}
+
+/// Natural logarithms of a model's probabilities, before temperature and penalty.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LogProbabilities {
+    /// Of the chosen token, computed as [`Vlm::token_losses`].
+    pub chosen: f32,
+    /// The likeliest tokens with theirs, from the likeliest on.
+    pub likeliest: Vec<(i64, f32)>,
+}
+
+/// The likeliest tokens and their log-probabilities.
+fn likeliest(logits: &[f64], count: usize) -> Vec<(i64, f32)> {
+    let mut order: Vec<usize> = (0..logits.len()).collect();
+    let likelier = |a: &usize, b: &usize| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b));
+    if count < order.len() {
+        order.select_nth_unstable_by(count, likelier);
+        order.truncate(count);
+    }
+    order.sort_unstable_by(likelier);
+    let most = order.first().map_or(0.0, |first| logits[*first]);
+    let sum: f64 = logits.iter().map(|logit| (logit - most).exp()).sum();
+    let of = |token: usize| (token as i64, (logits[token] - most - sum.ln()) as f32);
+    order.into_iter().map(of).collect()
 }
 
 /// Options of [`Vlm::generate_with`].
@@ -208,6 +291,9 @@ pub struct GenerateOptions {
     pub repetition_penalty: f64,
     /// Sampling of tokens; `None` takes the most likely token.
     pub sampling: Option<Sampling>,
+    /// The number of likeliest tokens whose log-probabilities are given beside that of each chosen
+    /// one; `None` gives none.
+    pub likeliest: Option<usize>,
 }
 
 /// The parameters of sampling.
@@ -234,6 +320,7 @@ impl Default for GenerateOptions {
             stop: Vec::new(),
             repetition_penalty: 1.0,
             sampling: None,
+            likeliest: None,
         }
     }
 }

@@ -73,7 +73,9 @@ pub use config::{
     VisionWindows, VlmConfig,
 };
 pub use error::{Result, VlmError};
-pub use generate::{GenerateOptions, GenerationConfig, KvCache, Sampling};
+pub use generate::{
+    Choice, GenerateOptions, GenerationConfig, KvCache, LogProbabilities, Sampling,
+};
 pub use inputs::Inputs;
 pub use layers::Activation;
 pub use lora::{AdaptedLayer, Parameter};

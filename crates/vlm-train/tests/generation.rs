@@ -34,9 +34,7 @@ fn continued(
 ) -> Vec<Vec<i64>> {
     let micro: MicroBatch = padded(prompts);
     let batch = model.batch(&inputs(&micro, &model.device())).unwrap();
-    model
-        .generate_with(&batch, options, &mut |_, _| ())
-        .unwrap()
+    model.generate_with(&batch, options, &mut |_| ()).unwrap()
 }
 
 fn greedy() -> GenerateOptions {
@@ -139,7 +137,7 @@ fn what_is_drawn_depends_on_the_seed_and_not_on_the_batch() {
             }
         }
         let error = model
-            .generate_with(&batch, &wrong, &mut |_, _| ())
+            .generate_with(&batch, &wrong, &mut |_| ())
             .unwrap_err();
         let message = error.to_string();
         assert!(
