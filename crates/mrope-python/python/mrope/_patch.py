@@ -124,8 +124,9 @@ def _rotations(model: nn.Module) -> dict[tuple[ModuleType, str], list[nn.Module]
     """Functions that rotate, and the attention layers that have one in their file."""
     found: dict[tuple[ModuleType, str], list[nn.Module]] = {}
     for layer in model.modules():
-        module = sys.modules.get(type(layer).__module__)
-        forward = getattr(type(layer).forward, "__wrapped__", type(layer).forward)
+        # Its file is where it finds the function; the class may be a subclass in another one.
+        forward = inspect.unwrap(type(layer).forward)
+        module = sys.modules.get(getattr(forward, "__module__", None))
         code = getattr(forward, "__code__", None)
         for name in _NAMES:
             if module is not None and hasattr(module, name) and code and name in code.co_names:
