@@ -4,7 +4,6 @@ import copy
 import pickle
 from types import SimpleNamespace
 
-import peft
 import pytest
 import torch
 from torch import nn
@@ -259,6 +258,7 @@ def other_eps(model):
 
 
 def with_adapters(model):
+    peft = pytest.importorskip("peft")
     config = peft.LoraConfig(
         target_modules=["q_proj"], modules_to_save=["q_norm"], init_lora_weights=False
     )
@@ -650,10 +650,12 @@ def test_a_norm_whose_input_is_overwritten_is_not_fused():
                 model[0](hidden, (phases, phases), None)
 
 
-def test_a_hook_that_comes_too_late_is_refused():
+def test_a_gradient_that_is_asked_for_too_late_is_refused():
     model = attention(LaterUse)
     with Fused(model):
         two_steps(model)
+        with pytest.raises(RuntimeError, match="call it earlier"):
+            torch.autograd.grad(model[0].k.sum(), model[0].q)
         with pytest.raises(RuntimeError, match="call it earlier"):
             model[0].q.register_hook(print)
         with pytest.raises(RuntimeError, match="call it earlier"):

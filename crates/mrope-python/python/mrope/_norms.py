@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.func import functional_call
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from . import _composed
 from .torch import Norm
@@ -245,6 +245,10 @@ def _bare_value(x: Any) -> Any:
     return _swapped(x.call.made(x.call.x.detach()), x.swaps).detach()
 
 
+def _is_rotated(x: Any) -> bool:
+    return isinstance(x, Waiting) and x.call.rotated
+
+
 def _swapped(x: Tensor, swaps: tuple[tuple[int, int], ...]) -> Tensor:
     for swap in swaps:
         x = x.transpose(*swap)
@@ -257,7 +261,10 @@ _METADATA = {
     *(getattr(Tensor, n).__get__ for n in ("shape", "dtype", "device", "ndim", "requires_grad")),
 }
 # They want the gradient of a result that the rotation, once it has run, does not go through.
-_WANT_GRADIENT = {Tensor.register_hook, Tensor.retain_grad, Tensor.grad_fn.__get__}
+_WANT_GRADIENT = {
+    *(Tensor.register_hook, Tensor.retain_grad, Tensor.grad_fn.__get__),
+    torch.autograd.grad,
+}
 
 
 class Waiting(Tensor):
@@ -274,14 +281,14 @@ class Waiting(Tensor):
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if func in _WANT_GRADIENT and any(map(_is_rotated, tree_leaves((args, kwargs)))):
+            raise RuntimeError(
+                f"{func.__name__}: found a norm's result that was rotated in one pass with the "
+                "norm, expected it before the rotation: call it earlier, or use patch(model) "
+                "without norms=True"
+            )
         first = args[0] if args else None
         if isinstance(first, Waiting):
-            if func in _WANT_GRADIENT and first.call.rotated:
-                raise RuntimeError(
-                    f"{func.__name__}: found a norm's result that was rotated in one pass with the "
-                    "norm, expected it before the rotation: call it earlier, or use patch(model) "
-                    "without norms=True"
-                )
             if func in _METADATA and first.call.result is None:
                 with torch._C.DisableTorchFunctionSubclass():
                     return func(*args, **kwargs)
