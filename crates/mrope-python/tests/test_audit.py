@@ -15,8 +15,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import audit_models
+import mrope
 from mrope import audit
-from test_models import MODELS, inputs, qwen2_5_vl
+from test_models import MODELS, inputs, qwen2_5_vl, qwen3_vl
 
 CHANNELS, HEADS, TOKENS = 16, 2, 6
 
@@ -320,6 +321,33 @@ def test_models_of_transformers_have_no_fault(make):
     model = make()
     report = audit(model, inputs(model))
     assert report.ok and report.rotations, report
+
+
+@torch.library.custom_op("mrope_tests::rotate", mutates_args=())
+def rotate_by_operator(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    return rotate_data(x, cos, sin)
+
+
+rotate_by_operator.register_autograd(
+    lambda ctx, dy: (rotate(dy, ctx.cos, -ctx.sin), None, None),
+    setup_context=lambda ctx, inputs, output: setattr(ctx, "cos", inputs[1])
+    or setattr(ctx, "sin", inputs[2]),
+)
+
+
+def test_a_rotation_inside_an_operator_has_the_gradient_of_that():
+    assert audit(Tiny(rotate_by_operator), batch()).ok
+
+
+@pytest.mark.parametrize("norms", [False, True])
+def test_patched_models_have_no_fault(norms):
+    model = qwen3_vl()
+    mrope.patch(model, norms=norms)
+    try:
+        report = audit(model, inputs(model))
+    finally:
+        mrope.unpatch(model)
+    assert report.ok and "mrope.torch.rotary" in str(report), report
 
 
 def test_adapters_of_peft_have_no_fault():

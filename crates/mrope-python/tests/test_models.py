@@ -244,6 +244,20 @@ def test_a_model_without_a_known_rotation_is_refused():
         mrope.unpatch(torch.nn.Linear(2, 2))
 
 
+def test_layers_of_a_subclass_in_another_file_are_patched():
+    from transformers.models.llama import modeling_llama as file
+
+    class Mine(file.LlamaAttention):
+        pass
+
+    model = llama()
+    for layer in model.model.layers:
+        layer.self_attn.__class__ = Mine
+    (found,) = mrope.patch(model)
+    mrope.unpatch(model)
+    assert found == (f"{file.__name__}.apply_rotary_pos_emb", 2, "half", 0)
+
+
 def test_models_of_one_file_share_the_patch():
     from transformers.models.llama import modeling_llama as file
 

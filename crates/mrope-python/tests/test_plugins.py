@@ -14,7 +14,7 @@ import transformers as hf
 from torch.profiler import ProfilerActivity, profile
 
 import torch_npu_stub
-from mrope import plugins, unpatch
+from mrope import _norms, plugins, unpatch
 from test_models import IMAGE, TEXT, TOKENS, VISION, inputs, outcome, qwen2_5_vl, qwen3_vl, worst
 
 # They launch nothing; "equal" is of the CPU alone, where cos could have changed without a trace.
@@ -63,6 +63,8 @@ def qwen3_5():
 
 # Dense, in sections, and partial.
 MODELS = [qwen3, qwen2_5_vl, qwen3_vl, qwen3_5]
+# Those of q and k, which the rotation makes.
+NORMS = {qwen3: 4, qwen2_5_vl: 0, qwen3_vl: 4, qwen3_5: 4}
 
 
 def launches(function, q, k, cos, sin):
@@ -153,6 +155,7 @@ def test_llamafactory(make):
     expected = outcome(model, given)
     assert "mrope" in interface.get_default_kernels()
     interface.apply_default_kernels(model, include_kernels="mrope")
+    assert len(_norms._known) == NORMS[make]
     try:
         close(expected, outcome(model, given))
     finally:
@@ -171,6 +174,7 @@ def test_axolotl(make):
     manager.register("mrope.plugins.Axolotl")
     assert "mrope.plugins.Axolotl" in manager.plugins
     manager.post_model_build({}, model)
+    assert len(_norms._known) == NORMS[make]
     try:
         close(expected, outcome(model, given))
     finally:

@@ -33,8 +33,9 @@ deep   runs the checks that continuous integration leaves out, STEPs or all of t
       --list prints the steps with their commands and runs none, --resume leaves out those that have
       passed with the present files, all of them committed. --vendor names a folder of checkouts of
       the vendor's repositories; without it the steps that read them are left out. Hours.
-dist   builds static programs for Linux, by default for x86_64 and aarch64, tries them (under qemu
-      where it must), and writes archives and checksums to target/dist.
+dist   builds static programs and wheels for Linux, by default for x86_64 and aarch64, tries them
+      (under qemu where it must, wheels in a Python that apt-get downloads into the target folder),
+      and writes archives, wheels and checksums to target/dist.
 fuzz   runs the targets of fuzz/ on their kept inputs, then each on new ones for a number of seconds
       or inputs, 5 seconds by default; two minutes with building. What it finds is in target/fuzz.
 gpu-kit   builds the program and the GPU suites for CUDA and Vulkan, and packs them with a script that

@@ -272,6 +272,8 @@ class _Calls:
         code = frame.f_code
         if event != "call" or code in self._seen:
             return
+        if _in_kernel():
+            return
         self._seen.add(code)
         if code.co_filename.startswith(_OURS):
             self.checkpoints |= code is _CHECKPOINT
@@ -298,6 +300,13 @@ class _Calls:
             scope = frame.f_globals
             name = f"{scope.get('__name__')}.{name}"
             self.found.append(Call(code, name, scope, given, moved))
+
+
+def _in_kernel() -> bool:
+    """True inside an operator, whose gradient is its own and not that of what it calls."""
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    below = excluded.has(torch._C.DispatchKey.AutogradOther)
+    return below and not torch.is_inference_mode_enabled()
 
 
 def _copy(value: Any) -> Any:

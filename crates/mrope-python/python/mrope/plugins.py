@@ -131,14 +131,14 @@ def _llamafactory() -> None:
     registry = importlib.import_module(f"{kernels}.registry")
 
     class Mrope(base.BaseKernel):
-        """The rotation of all files of a model's modules."""
+        """The rotation of all files of a model's modules, with norms of q and k where it can."""
 
         _kernel_id = "mrope"
         _device = [base.DeviceType.CPU, base.DeviceType.NPU]
 
         @classmethod
         def apply(cls, **given: Any) -> Any:
-            patch(given["model"])
+            patch(given["model"], norms=True)
             return given["model"]
 
     if registry.Registry.get("mrope") is None:
@@ -161,7 +161,7 @@ def __getattr__(name: str) -> Any:
         """Patches the model that axolotl has built, before its adapters are added."""
 
         def post_model_build(self, cfg: Any, model: Any) -> None:
-            patch(model)
+            patch(model, norms=True)
 
     globals()[name] = Axolotl
     return Axolotl
