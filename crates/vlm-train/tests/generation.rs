@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 use burn::module::Module;
 use vlm_data::{MicroBatch, TrainingSample};
 use vlm_models::{GenerateOptions, Sampling, Vlm, VlmConfig};
-use vlm_train::inputs;
+use vlm_train::{inputs, score};
 
-use crate::common::{FAMILIES, fixtures, load, packed, padded, sample};
+use crate::common::{FAMILIES, WITH_EXPERTS, fixtures, load, packed, padded, sample};
 
 const NEW: usize = 12;
 
@@ -41,6 +41,60 @@ fn greedy() -> GenerateOptions {
     GenerateOptions {
         count: NEW,
         ..GenerateOptions::default()
+    }
+}
+
+/// In batches and alone, from a cache, as given answers have them in a pass of training, and beside
+/// those of the likeliest tokens. `score` takes them apart.
+#[test]
+fn log_probabilities_are_those_of_the_answers_as_labels() {
+    for family in FAMILIES.into_iter().chain(WITH_EXPERTS) {
+        let (config, model) = load(family);
+        let model = model.valid();
+        let prompts: Vec<TrainingSample> = (0..4).map(|index| prompt(index, &config)).collect();
+        let batch = padded(prompts.clone());
+        let batch = model.batch(&inputs(&batch, &model.device())).unwrap();
+        let options = GenerateOptions {
+            likeliest: Some(2),
+            ..greedy()
+        };
+        let mut found = vec![Vec::new(); prompts.len()];
+        let rows = model
+            .generate_with(&batch, &options, &mut |choice| {
+                let given = choice.log_probabilities.unwrap();
+                let [first, second] = given.likeliest[..] else {
+                    panic!("{given:?}");
+                };
+                assert_eq!(first.0, choice.token);
+                assert!((first.1 - given.chosen).abs() < 1e-5 && second.1 <= first.1);
+                found[choice.row].push(given.chosen);
+            })
+            .unwrap();
+        let answered = prompts.into_iter().zip(&rows).map(|(mut sample, row)| {
+            sample.text.input_ids.extend(row);
+            sample.text.labels.extend(row);
+            sample
+        });
+        let answered: Vec<TrainingSample> = answered.collect();
+        for micro in [packed(answered.clone()), padded(answered)] {
+            let scores = score(&model, &micro).unwrap();
+            assert_eq!(scores.len(), rows.len());
+            for ((of_answer, row), found) in scores.iter().zip(&rows).zip(&found) {
+                assert_eq!(&of_answer.tokens, row, "{family}");
+                let given = of_answer.log_probabilities.iter().zip(found);
+                let apart = given.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+                assert!(apart < rounding(family), "{family}: {apart}");
+            }
+        }
+    }
+}
+
+/// States amplify rounding, and with experts it sends a token to others.
+fn rounding(family: &str) -> f32 {
+    if family.contains("qwen3_5") {
+        5e-3
+    } else {
+        2e-5
     }
 }
 

@@ -31,32 +31,38 @@ const OF_TEXT: [&str; 5] = ["qwen2", "qwen3", "qwen3_moe", "llama", "mistral"];
 const PRECISIONS: [&str; 3] = ["f32", "bf16", "f16"];
 /// Files of tests/fixtures/workflow.
 const ALL_DATA: [&str; 4] = ["text", "pictures", "video", "mixed"];
-static COMMANDS: [Command; 8] = [
+static COMMANDS: [Command; 9] = [
     Command::new("train adapters", &ALL_DATA, commands::train_adapters),
     Command::new("train whole", &ALL_DATA, commands::train_whole),
     Command::new("plan", &ALL_DATA, commands::plan),
     Command::new("samples", &ALL_DATA, commands::samples),
     Command::new("generate", &ALL_DATA, commands::generate),
+    Command::new("score", &ALL_DATA, commands::score),
     // The record of transformers has text, a picture and a video.
     Command::new("record, compare", &["mixed"], commands::compare),
     Command::new("merge", &["none"], commands::merge),
     Command::new("resume", &ALL_DATA, commands::resume),
 ];
 /// Cells that cannot be: family, precision, command, data (`*`: any), and the reason.
-const IMPOSSIBLE: [[&str; 5]; 10] = [
+const IMPOSSIBLE: [[&str; 5]; 13] = [
+    ["glm4v_moe", "bf16", "record, compare", "*", GROUPS],
     ["qwen3_5_moe", "bf16", "train adapters", "*", ROUTES],
     ["qwen3_5_moe", "bf16", "train whole", "*", ROUTES],
     ["qwen3_5_moe", "bf16", "generate", "*", ROUTES],
+    ["qwen3_5_moe", "bf16", "score", "*", ROUTES],
     ["qwen3_5_moe", "bf16", "record, compare", "*", ROUTES],
     ["qwen3_5_moe", "f16", "train adapters", "*", ROUTES],
     ["qwen3_5_moe", "f16", "train whole", "*", ROUTES],
     ["qwen3_5_moe", "f16", "generate", "*", ROUTES],
+    ["qwen3_5_moe", "f16", "score", "*", ROUTES],
     ["qwen3_5_moe", "f16", "record, compare", "*", ROUTES],
     ["qwen3_5_moe", "f16", "plan", "*", ROUTES],
     ["qwen3_5_moe", "f16", "resume", "*", ROUTES],
 ];
 /// A tiny model with states and experts is too far from itself.
 const ROUTES: &str = "torch's own first norm is 0.2 from its f32 in bf16, and 0.5 in f16";
+/// As of a tiny model whose tokens rounding sends to other groups of experts.
+const GROUPS: &str = "compare finds torch's own record in bf16 apart from its f32";
 /// Programs at a time: the CPUs of continuous integration.
 const AT_ONCE: usize = 2;
 
