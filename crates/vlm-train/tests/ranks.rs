@@ -23,6 +23,7 @@ use crate::common::{
     ALL, FAMILIES, Folder, Halve, SAMPLES, WITH_EXPERTS, base, beside, load, lora, packed, recipe,
     sample, timeless_log,
 };
+use crate::reference::apart_in_torch;
 
 const FAMILY: &str = "qwen2_5_vl_tiny";
 const OTHER_FAMILY: &str = "qwen3_vl_tiny";
@@ -415,6 +416,14 @@ fn twenty_steps_of_all_families_in_shards_are_those_of_replicas() {
     for family in FAMILIES.into_iter().chain(WITH_EXPERTS) {
         for (name, trained) in [("lora", lora()), ("full", whole())] {
             let recipe = short(trained, 20);
+            // The sums of micro-batches are rounded in another order, and the weights drift apart:
+            // those of Qwen3.5, whose states amplify rounding, in torch as well. On one device,
+            // another cut moves norms of a whole Qwen2.5-VL by 2.6e-6 here.
+            let [of_losses, of_norms] = apart_in_torch(family, name, 20);
+            let bounds = [
+                f64::max(1e-6, 2.0 * of_losses),
+                f64::max(4e-6, 2.0 * of_norms),
+            ];
             // With a number of ranks before, the run ends after two steps and continues.
             let train = |states: [Sharding; 2], before: Option<usize>, ranks: usize| {
                 let folder = Folder::new(&format!("{family}-{name}-{states:?}-{ranks}"));
@@ -450,11 +459,8 @@ fn twenty_steps_of_all_families_in_shards_are_those_of_replicas() {
                 let losses = pairs.map(|(a, b)| ((a.loss - b.loss) / a.loss).abs());
                 let losses = losses.fold(0.0, f64::max);
                 println!("{case}: losses {losses:.1e}, with norms {all:.1e}");
-                assert!(losses <= 1e-6, "{case}: losses {losses:.1e}");
-                // On one device, another cut moves norms of a whole Qwen2.5-VL by 2.6e-6, and of
-                // Qwen3.5's adapters by 2.7e-6 within 20 steps: the sums of micro-batches are
-                // rounded in another order, and the weights drift apart.
-                assert!(all <= 4e-6, "{case}: with norms {all:.1e}");
+                assert!(losses <= bounds[0], "{case}: losses {losses:.1e}");
+                assert!(all <= bounds[1], "{case}: with norms {all:.1e}");
             }
         }
     }

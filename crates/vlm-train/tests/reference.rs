@@ -77,6 +77,21 @@ fn curves(family: &str) -> BTreeMap<String, Curve> {
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
+/// The largest relative differences of losses and of norms between torch's own runs over whole
+/// batches and over single samples.
+pub(crate) fn apart_in_torch(family: &str, mode: &str, steps: usize) -> [f64; 2] {
+    let curves = curves(family);
+    let [whole, cut] = ["1", "4"].map(|cut| &curves[&format!("{mode}_{cut}")]);
+    let apart = |one: &[f64], other: &[f64]| {
+        let pairs = one.iter().zip(other).take(steps);
+        pairs.fold(0.0, |most, (a, b)| f64::max(most, ((a - b) / a).abs()))
+    };
+    [
+        apart(&whole.losses, &cut.losses),
+        apart(&whole.gradient_norms, &cut.gradient_norms),
+    ]
+}
+
 fn follows(mode: &str, trained: &TrainedParts, steps: usize, within: f64) {
     for family in FAMILIES.into_iter().chain(WITH_EXPERTS) {
         // With states, two runs in f32 grow apart faster: norms before losses. With experts too,
