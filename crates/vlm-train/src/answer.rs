@@ -14,7 +14,7 @@ use crate::error::{Result, VlmTrainError};
 use crate::trainer::Trainer;
 
 /// The token limit of an answer.
-const MOST: usize = 64;
+pub(crate) const MOST: usize = 64;
 
 /// Samples truncated before their first answers, as prompts for the model in training.
 #[derive(Clone, Debug)]
@@ -28,7 +28,7 @@ pub struct Questions {
 #[derive(Clone, Debug)]
 struct Question {
     line: u64,
-    prompt: MicroBatch,
+    prompt: TrainingSample,
     expected: String,
 }
 
@@ -208,11 +208,9 @@ impl Questions {
                 .take_while(is_trained)
                 .copied()
                 .collect();
-            let cut = Cut::Padded { tokens: start };
-            let prompt = questions.until(conversation, sample, start);
             questions.list.push(Question {
                 line,
-                prompt: MicroBatch::new(vec![prompt], cut).map_err(data_error)?,
+                prompt: questions.until(conversation, sample, start),
                 expected: questions.text(&expected)?,
             });
         }
@@ -269,6 +267,18 @@ impl Questions {
         sample
     }
 
+    /// The prompts, and the tokens that end an answer.
+    pub(crate) fn prompts(&self) -> (Vec<TrainingSample>, &[i64]) {
+        let prompts = self.list.iter().map(|question| question.prompt.clone());
+        (prompts.collect(), &self.stop)
+    }
+
+    /// The tokens of an answer before a placeholder of a picture or video, after which no answer
+    /// goes on as it was generated.
+    pub(crate) fn before_media<'a>(&self, tokens: &'a [i64]) -> &'a [i64] {
+        before_stop(tokens, self.encoder.text().pads())
+    }
+
     /// The text of an answer, without its end mark.
     fn text(&self, ids: &[i64]) -> Result<String> {
         answer_text(
@@ -286,7 +296,8 @@ impl Trainer {
     pub fn answers(&self, questions: &Questions) -> Result<Vec<Answer>> {
         let model = self.model.valid();
         let answer = |question: &Question| {
-            let batch = model.batch(&inputs(&question.prompt, &model.device()))?;
+            let micro = padded(vec![question.prompt.clone()])?;
+            let batch = model.batch(&inputs(&micro, &model.device()))?;
             let rows = model.generate(&batch, MOST, &questions.stop)?;
             Ok(Answer {
                 line: question.line,
@@ -298,6 +309,12 @@ impl Trainer {
     }
 }
 
+/// Samples as one batch of padded rows.
+pub(crate) fn padded(samples: Vec<TrainingSample>) -> Result<MicroBatch> {
+    let tokens = usize::MAX;
+    MicroBatch::new(samples, Cut::Padded { tokens }).map_err(data_error)
+}
+
 /// Keeps the patches of the first grids.
 fn shorten(grids: &mut Vec<[usize; 3]>, patches: &mut Vec<f32>, kept: usize) {
     let rows = |grids: &[[usize; 3]]| grids.iter().map(|g| g.iter().product::<usize>()).sum();
@@ -307,6 +324,6 @@ fn shorten(grids: &mut Vec<[usize; 3]>, patches: &mut Vec<f32>, kept: usize) {
 }
 
 /// An error in the data before any step.
-fn data_error(source: VlmDataError) -> VlmTrainError {
+pub(crate) fn data_error(source: VlmDataError) -> VlmTrainError {
     VlmTrainError::Data { step: 0, source }
 }

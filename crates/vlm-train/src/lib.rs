@@ -71,7 +71,7 @@ pub use recipe::{LossRule, Rates, Recipe, TrainedParts};
 pub use record::{RecordHeader, RecordRank, StepRecord};
 pub use run::{Batches, Checkpoints, Ending, Event, RunOptions, run};
 pub use schedule::Schedule;
-pub use score::{Score, score};
+pub use score::{SameProof, Score, ScoreDifference, score};
 pub use shards::Sharding;
 pub use system::{available_memory, resident_memory};
 pub use trainer::{CutDifference, StepReport, Trainer};

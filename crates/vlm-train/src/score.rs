@@ -1,11 +1,17 @@
-//! The log-probabilities of given answers.
+//! The log-probabilities of given answers, and of the same answers in other ways.
 
+use std::fmt;
+
+use burn::module::Module;
 use serde::Serialize;
 use vlm_data::text::IGNORED;
-use vlm_data::{MicroBatch, SampleRows};
-use vlm_models::{Vlm, VlmError};
+use vlm_data::{Cut, MicroBatch, SampleRows, TrainingSample};
+use vlm_models::{Backward, GenerateOptions, Trace, Vlm};
 
+use crate::answer::{MOST, Questions, data_error, padded};
 use crate::batch::inputs;
+use crate::error::Result;
+use crate::trainer::Trainer;
 
 /// The log-probabilities of a sample's labelled tokens.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -30,7 +36,7 @@ impl Score {
 ///
 /// # Errors
 /// Those of [`Vlm::batch`] and [`Vlm::token_losses`]; a sequence may have no labelled token.
-pub fn score(model: &Vlm, micro: &MicroBatch) -> Result<Vec<Score>, VlmError> {
+pub fn score(model: &Vlm, micro: &MicroBatch) -> vlm_models::Result<Vec<Score>> {
     let lengths: Vec<usize> = match &micro.rows {
         SampleRows::Packed { cu_seqlens } => {
             let pairs = cu_seqlens.windows(2);
@@ -62,3 +68,119 @@ pub fn score(model: &Vlm, micro: &MicroBatch) -> Result<Vec<Score>, VlmError> {
     });
     Ok(scores.collect())
 }
+
+/// The differences between log-probabilities of the same tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ScoreDifference {
+    /// Tokens.
+    pub tokens: usize,
+    /// Those whose log-probabilities have other bits.
+    pub differing: usize,
+    /// The largest difference.
+    pub largest: f64,
+}
+
+impl ScoreDifference {
+    fn add(&mut self, one: &[f32], other: &[f32]) {
+        for (a, b) in one.iter().zip(other) {
+            self.tokens += 1;
+            self.differing += usize::from(a.to_bits() != b.to_bits());
+            // Of one that is no number, the difference is none either.
+            let apart = f64::from((a - b).abs());
+            self.largest = if apart > self.largest || apart.is_nan() {
+                apart
+            } else {
+                self.largest
+            };
+        }
+    }
+}
+
+impl fmt::Display for ScoreDifference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            tokens,
+            differing,
+            largest,
+        } = self;
+        write!(
+            f,
+            "{differing} of {tokens} tokens differ, by at most {largest:.1e}"
+        )
+    }
+}
+
+/// The differences between the ways in which a run computes the log-probabilities of an answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct SameProof {
+    /// Of those that a generator has as it chooses, from caches, to those of given answers.
+    pub generated: ScoreDifference,
+    /// Of those of given answers, packed, to those of a training step over each answer alone.
+    pub trained: ScoreDifference,
+}
+
+impl Trainer {
+    /// Answers questions greedily, in batches of four, and compares the log-probabilities of the
+    /// answers' tokens as they are generated, [scored](score) and trained on, without dropout and an
+    /// update.
+    ///
+    /// # Errors
+    /// Those of [`Vlm::generate`], [`score`] and [`Vlm::backward`].
+    pub fn prove_same(&self, questions: &Questions) -> Result<SameProof> {
+        let (prompts, stop) = questions.prompts();
+        let model = self.model.valid();
+        let mut proof = SameProof::default();
+        for prompts in prompts.chunks(AT_ONCE) {
+            let batch = model.batch(&inputs(&padded(prompts.to_vec())?, &model.device()))?;
+            let options = GenerateOptions {
+                count: MOST,
+                stop: stop.to_vec(),
+                likeliest: Some(0),
+                ..GenerateOptions::default()
+            };
+            let mut generated = vec![Vec::new(); prompts.len()];
+            let rows = model.generate_with(&batch, &options, &mut |choice| {
+                let log_probability = choice.log_probabilities.map(|of| of.chosen);
+                generated[choice.row].extend(log_probability);
+            })?;
+            let answered = prompts.iter().cloned().zip(&rows).map(|(mut sample, row)| {
+                let row = questions.before_media(row);
+                sample.text.input_ids.extend(row);
+                sample.text.labels.extend(row);
+                sample
+            });
+            let answered: Vec<TrainingSample> = answered.collect();
+            let tokens = usize::MAX;
+            let packed = MicroBatch::new(answered.clone(), Cut::Packed { tokens });
+            let scores = score(&model, &packed.map_err(data_error)?)?;
+            for ((score, generated), sample) in scores.iter().zip(&generated).zip(answered) {
+                let scored = &score.log_probabilities;
+                proof.generated.add(generated, scored);
+                proof.trained.add(scored, &self.trained_on(sample)?);
+            }
+        }
+        Ok(proof)
+    }
+
+    /// The log-probabilities of a sample's labelled tokens in a step over it alone.
+    fn trained_on(&self, sample: TrainingSample) -> Result<Vec<f32>> {
+        let micro = padded(vec![sample])?;
+        let batch = self.model.batch(&inputs(&micro, &self.model.device()))?;
+        let how = Backward {
+            recompute: self.recipe.recompute,
+            ..Backward::default()
+        };
+        let mut found = Vec::new();
+        let weigh = &mut |losses: &[f32]| {
+            found = losses.iter().map(|loss| -loss).collect();
+            vec![0.0; losses.len()]
+        };
+        let (labels, trace) = (&micro.labels, &mut Trace::off());
+        self.model
+            .backward_weighed(&batch, labels, how, weigh, trace, &mut |_, _| ())?;
+        Ok(found)
+    }
+}
+
+/// Answers in a batch.
+const AT_ONCE: usize = 4;

@@ -10,12 +10,13 @@ use toml::{Table, Value};
 /// More than any file of options has.
 const MOST_BYTES: u64 = 1 << 20;
 /// The option that names the file, and those that belong to one start of the program.
-const OWN: [&str; 8] = [
+const OWN: [&str; 9] = [
     "options",
     "resume",
     "plan",
     "memory",
     "prove_cut",
+    "prove_same",
     "hosts",
     "host",
     "rendezvous",

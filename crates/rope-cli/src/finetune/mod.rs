@@ -16,7 +16,7 @@ use std::process::ExitCode;
 use burn::tensor::Device as BurnDevice;
 use vlm_models::VlmError;
 use vlm_train::job::{Finetune, Job, JobEnd, Watch};
-use vlm_train::{Ending, Event, Trainer, VlmTrainError};
+use vlm_train::{Ending, Event, SameProof, Trainer, VlmTrainError};
 
 use crate::device::{Compute, Device, explained_reason};
 use crate::stdio::{note, stdout};
@@ -42,8 +42,8 @@ pub(crate) fn run(args: &FinetuneArgs) -> Result<ExitCode, Box<dyn Error>> {
         memory::print(&args, &run)?;
         return Ok(ExitCode::SUCCESS);
     }
-    if args.is_several() && args.prove_cut {
-        return Err("--prove-cut computes on one device; name one".into());
+    if args.is_several() && args.proves() {
+        return Err("--prove-cut and --prove-same compute on one device; name one".into());
     }
     let stop = Stop::new()?;
     let written = args.written(run.trained());
@@ -54,9 +54,12 @@ pub(crate) fn run(args: &FinetuneArgs) -> Result<ExitCode, Box<dyn Error>> {
         note("stopped before the first step");
         return Ok(stop.code());
     };
-    if args.prove_cut {
+    if args.proves() {
         let compute = Compute::open(&args.device[0], &args.token)?;
-        prove_cut(&job, compute.device())?;
+        match args.prove_cut {
+            true => prove_cut(&job, compute.device())?,
+            false => prove_same(&job, compute.device())?,
+        }
         return Ok(ExitCode::SUCCESS);
     }
     if args.host == 0 {
@@ -192,6 +195,18 @@ fn prove_cut(job: &Job, device: &BurnDevice) -> Result<(), Box<dyn Error>> {
         "one step over {conversations} conversations: packed into one micro-batch, padded into one, \
          packed into several, and one by one\n\
          {found}"
+    )?;
+    Ok(())
+}
+
+/// Prints the differences between log-probabilities of answers to the first conversations.
+fn prove_same(job: &Job, device: &BurnDevice) -> Result<(), Box<dyn Error>> {
+    let SameProof { generated, trained } = job.prove_same(device)?;
+    writeln!(
+        stdout(),
+        "log-probabilities of answers\n\
+         generated and scored: {generated}\n\
+         scored and trained on: {trained}"
     )?;
     Ok(())
 }

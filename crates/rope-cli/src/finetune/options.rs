@@ -71,7 +71,7 @@ pub(crate) struct FinetuneArgs {
     pub(super) quiet: bool,
 
     /// Dry run: print the memory of a step, from shapes alone, and the largest micro-batch that fits
-    #[arg(long, help_heading = "Dry runs", conflicts_with = "prove_cut")]
+    #[arg(long, help_heading = "Dry runs", conflicts_with_all = ["prove_cut", "prove_same"])]
     pub(super) plan: bool,
 
     /// Memory of the device, for --plan [default: what this machine has available]
@@ -82,6 +82,11 @@ pub(crate) struct FinetuneArgs {
     /// differences
     #[arg(long, help_heading = "Dry runs")]
     pub(super) prove_cut: bool,
+
+    /// Dry run: answer the first batch of conversations, and print how many tokens have other
+    /// log-probabilities as they are generated, scored (`mrope score`) and trained on
+    #[arg(long, help_heading = "Dry runs", conflicts_with = "prove_cut")]
+    pub(super) prove_same: bool,
 
     /// All of these as a file of options.
     #[arg(skip)]
@@ -169,8 +174,13 @@ impl FinetuneArgs {
             all: self.hosts * self.device.len(),
             sharding: self.shard,
             // A proof writes nothing.
-            writes: self.host == 0 && !self.prove_cut,
+            writes: self.host == 0 && !self.proves(),
         }
+    }
+
+    /// True for a dry run that computes.
+    pub(super) fn proves(&self) -> bool {
+        self.prove_cut || self.prove_same
     }
 
     /// Bytes that HCCL takes of each NPU for itself.

@@ -54,6 +54,40 @@ fn become_type(config: &mut Value, family: &'static Family, model_type: &str) {
     }
 }
 
+/// Tokens, and the largest difference, of each line that `--prove-same` prints of numbers.
+fn differences(said: &str) -> Vec<(usize, f64)> {
+    let of_line = |line: &str| {
+        let (_, rest) = line.split_once(" of ")?;
+        let (tokens, rest) = rest.split_once(" tokens differ, by at most ")?;
+        Some((tokens.parse().ok()?, rest.parse().ok()?))
+    };
+    said.lines().filter_map(of_line).collect()
+}
+
+#[test]
+fn answers_have_the_same_log_probabilities_in_each_way() {
+    for family in FAMILIES.iter().filter(|row| row.model_type != "example_vl") {
+        let cell = cell(family, "prove");
+        let (folder, out) = (model(&cell, true, |_| ()), cell.fresh("out"));
+        let (said, _) = done(&format!(
+            "finetune {} --data {}.jsonl --out {} --prove-same",
+            folder.display(),
+            cell.data,
+            out.display()
+        ))
+        .unwrap_or_else(|error| panic!("{}: {error}", family.name));
+        let found = differences(&text(&said));
+        let [(generated, one), (trained, other)] = found[..] else {
+            panic!("{}: {}", family.name, text(&said));
+        };
+        assert!(generated > 0 && generated == trained, "{}", family.name);
+        // States amplify rounding.
+        let most = if family.text.has_states { 5e-3 } else { 2e-5 };
+        assert!(one <= most && other <= most, "{}: {found:?}", family.name);
+        assert!(!out.exists(), "a proof writes nothing");
+    }
+}
+
 #[test]
 fn each_row_goes_from_data_to_an_answer() {
     assert!(FAMILIES.iter().any(|row| row.model_type == "example_vl"));

@@ -40,6 +40,7 @@ use crate::plan::{MemoryPlan, MicroShape};
 use crate::ranks::{Collective, Rank, RankGroup};
 use crate::recipe::{Recipe, TrainedParts};
 use crate::run::{Batches, Checkpoints, Ending, Event, RunOptions, run};
+use crate::score::SameProof;
 use crate::shards::Sharding;
 use crate::trainer::{CutDifference, Trainer};
 
@@ -513,6 +514,22 @@ impl Job {
         }
         Ok((samples.len(), trainer.prove_cut(&samples)?))
     }
+
+    /// Answers the first conversations, and compares the log-probabilities of the answers as they
+    /// are generated, scored and trained on. Trains nothing.
+    ///
+    /// # Errors
+    /// Those of the model, the data and the device.
+    pub fn prove_same(&self, device: &Device) -> Result<SameProof> {
+        let trainer = self.trainer(device, false)?;
+        let count = self.options.batch.batch;
+        trainer.prove_same(&first_questions(
+            &self.options,
+            &self.encoder,
+            &self.data.train,
+            count,
+        )?)
+    }
 }
 
 fn plan(
@@ -559,10 +576,20 @@ fn questions(
         return Ok(None);
     }
     let set = data.validation.as_ref().unwrap_or(&data.train);
+    first_questions(options, encoder, set, options.output.samples).map(Some)
+}
+
+/// The first conversations of a set, to be answered.
+fn first_questions(
+    options: &FinetuneConfig,
+    encoder: &Arc<SampleEncoder>,
+    set: &DataSet,
+    count: usize,
+) -> Result<Questions> {
     let mut reader = set.reader();
-    let first = 0..set.len().min(options.output.samples);
+    let first = 0..set.len().min(count);
     let conversations = first.map(|record| reader.read(record));
     let conversations = conversations.collect::<vlm_data::Result<Vec<_>>>()?;
     let stop = stop_tokens(&GenerationConfig::from_folder(&options.folder)?, encoder);
-    Ok(Some(Questions::new(encoder.clone(), &conversations, stop)?))
+    Questions::new(encoder.clone(), &conversations, stop)
 }
