@@ -69,8 +69,8 @@ pub use balance::{RouterLoads, RouterLoss};
 pub use batch::Batch;
 pub use burn_attention::has_linear_kernel;
 pub use config::{
-    DeltaConfig, ExpertConfig, Interpolation, SlidingWindow, TextConfig, VisionConfig,
-    VisionWindows, VlmConfig,
+    DeltaConfig, ExpertConfig, ExpertGroups, Interpolation, SlidingWindow, TextConfig,
+    VisionConfig, VisionWindows, VlmConfig,
 };
 pub use error::{Result, VlmError};
 pub use generate::{

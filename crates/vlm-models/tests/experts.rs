@@ -204,6 +204,44 @@ fn configurations_of_experts_are_checked() {
     }
 }
 
+#[test]
+fn groups_of_experts_that_no_token_can_choose_are_refused() {
+    let path = fixture("models")
+        .with_file_name("glm4v_moe_tiny")
+        .join("config.json");
+    let text = fs::read_to_string(path).unwrap();
+    let config: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let with = |key: &str, value: serde_json::Value| {
+        let mut config = config.clone();
+        config["text_config"][key] = value;
+        VlmConfig::from_hf_config(&config.to_string()).map_err(|error| error.to_string())
+    };
+    let experts = with("n_shared_experts", json!(3)).unwrap();
+    let experts = experts.text.experts.unwrap();
+    assert_eq!(
+        (experts.shared_size, experts.dense_layers),
+        (Some(48), vec![0])
+    );
+    let groups = experts.groups.unwrap();
+    assert_eq!((groups.groups, groups.per_token, groups.scale), (2, 1, 1.5));
+    for (key, value, says) in [
+        ("n_group", json!(3), "equally large"),
+        ("n_group", json!(8), "two best"),
+        ("n_group", json!(0), "n_group"),
+        ("topk_group", json!(3), "different groups"),
+        ("topk_group", json!(0), "topk_group"),
+        ("num_experts_per_tok", json!(5), "topk_group groups"),
+        (
+            "n_shared_experts",
+            json!(0),
+            "shared_expert_intermediate_size",
+        ),
+    ] {
+        let error = with(key, value).unwrap_err();
+        assert!(error.contains(says), "{key}: {error}");
+    }
+}
+
 /// Changes a configuration and tensors.
 type Change = dyn Fn(&mut serde_json::Value, &mut BTreeMap<String, Values>);
 
