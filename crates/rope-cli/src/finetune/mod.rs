@@ -43,7 +43,12 @@ pub(crate) fn run(args: &FinetuneArgs) -> Result<ExitCode, Box<dyn Error>> {
         return Ok(ExitCode::SUCCESS);
     }
     if args.is_several() && args.proves() {
-        return Err("--prove-cut and --prove-same compute on one device; name one".into());
+        let option = if args.prove_cut {
+            "--prove-cut"
+        } else {
+            "--prove-same"
+        };
+        return Err(format!("{option} computes on one device; name one").into());
     }
     let stop = Stop::new()?;
     let written = args.written(run.trained());
