@@ -312,12 +312,8 @@ fn answer(
                 "log_probabilities": chosen,
             });
             if args.likeliest.is_some() {
-                let likeliest = choices.iter().map(|place| &place.likeliest);
-                line["likeliest"] = likeliest
-                    .collect::<Vec<_>>()
-                    .into_iter()
-                    .map(|row| json!(row))
-                    .collect();
+                let likeliest: Vec<_> = choices.iter().map(|place| &place.likeliest).collect();
+                line["likeliest"] = json!(likeliest);
             }
             writeln!(out, "{line}")?;
         } else if let Some(reference) = reference {

@@ -21,8 +21,8 @@ mod memory;
 mod merge;
 mod model;
 mod positions;
-#[cfg(feature = "ascend")]
 mod score;
+#[cfg(feature = "ascend")]
 mod serve;
 mod stdio;
 mod svg;

@@ -23,7 +23,11 @@ const PARTS: [Rename; 7] = parts("mlp.gate_up_proj.", "mlp.up_proj.");
 pub(crate) const fn parts(checkpoint: &'static str, module: &'static str) -> [Rename; 7] {
     [
         Rename::new(Rename::LAYERS, checkpoint, module),
-        Rename::new(Rename::TOWER, "embeddings.position_embedding.", "pos_embed."),
+        Rename::new(
+            Rename::TOWER,
+            "embeddings.position_embedding.",
+            "pos_embed.",
+        ),
         Rename::new(Rename::TOWER, "post_layernorm.", "merger.post_layernorm."),
         Rename::new(Rename::TOWER, "downsample.", "merger.downsample."),
         Rename::new(Rename::MERGERS, "gate_proj.", "mlp.gate_proj."),

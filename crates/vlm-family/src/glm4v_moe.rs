@@ -2,7 +2,9 @@
 
 use serde_json::Value;
 
-use crate::family::{AttentionBias, ExpertParts, Family, Names, Rename, RouterRule, SharedRule, TextParts};
+use crate::family::{
+    AttentionBias, ExpertParts, Family, Names, Rename, RouterRule, SharedRule, TextParts,
+};
 use crate::{glm4v, qwen2_vl};
 
 const PARTS: [Rename; 7] = glm4v::parts("mlp.shared_experts.", "mlp.shared_expert.0.");

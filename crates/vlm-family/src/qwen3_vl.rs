@@ -2,9 +2,9 @@
 
 use serde_json::{Value, json};
 
-use crate::family::{AttentionBias, 
-    BoxForm, Family, HALF, MediaStyle, Names, ProcessorClass, Rename, ResizeRule, TextParts,
-    TowerParts, VisionParts, WindowedLayers,
+use crate::family::{
+    AttentionBias, BoxForm, Family, HALF, MediaStyle, Names, ProcessorClass, Rename, ResizeRule,
+    TextParts, TowerParts, VisionParts, WindowedLayers,
 };
 use crate::qwen2_vl;
 
