@@ -11,8 +11,8 @@ use burn::tensor::{DType, Device, Int, Tensor};
 use burn_attention::{
     AdamWOp, Adapter, Attention, AttentionMask, CrossEntropy, GatedDelta, GradientSource,
     MaskRules, Sequences, Window, adamw, adapted_linear_source, adapted_linears, backward_from,
-    gated_delta_step, grouped_linear, linear, linear_source, rms_norm, short_convolution, stand_in,
-    swiglu, wide_linear, wide_linear_source,
+    gated_delta_step, grouped_linear, layer_norm, linear, linear_source, rms_norm,
+    short_convolution, stand_in, swiglu, wide_linear, wide_linear_source,
 };
 use rope_burn::rope_core::{Layout, Pairing, Positions, RotarySpec};
 use rope_burn::{Implementation, NormRotaryConfig, Rotary, RotaryAngles, RotaryConfig};
@@ -275,6 +275,12 @@ const FUNCTIONS: &[Function] = &[
     ("burn-attention rms_norm", |random| {
         let epsilon = random.of(&[1e-6, 0.0, -1.0, f64::NAN, f64::INFINITY]);
         let out = rms_norm(random.tensor([2, 3]), random.tensor([3]), epsilon);
+        out.is_ok_and(|out| goes_back(&[out]))
+    }),
+    ("burn-attention layer_norm", |random| {
+        let epsilon = random.of(&[1e-6, 0.0, -1.0, f64::NAN, f64::INFINITY]);
+        let (weight, bias) = (random.tensor([3]), random.tensor([3]));
+        let out = layer_norm(random.tensor([2, 3]), weight, bias, epsilon);
         out.is_ok_and(|out| goes_back(&[out]))
     }),
     ("burn-attention swiglu", |random| {

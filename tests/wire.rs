@@ -131,6 +131,18 @@ fn calls() -> Vec<Call> {
             &[&matrix, &weight],
             &ints(&[3]),
         ),
+        call(
+            "layer_norm.forward",
+            &[&matrix, &weight, &weight],
+            &[&matrix, &row_numbers, &row_numbers],
+            &[ScalarIr::UInt(2), ScalarIr::Float(1e-6)],
+        ),
+        call(
+            "layer_norm.backward",
+            &[&matrix, &weight, &row_numbers, &row_numbers, &matrix],
+            &[&matrix, &weight, &weight],
+            &ints(&[3]),
+        ),
         call("adapter.inner", &[&factor, &tokens], &[&inner], &ints(&[1])),
         call(
             "adapter.add",

@@ -18,10 +18,12 @@ mod gated_delta;
 mod gelu;
 mod gradients;
 mod grouped_linear;
+mod layer_norm;
 mod linear;
 #[cfg(feature = "remote-server")]
 pub mod remote;
 mod rms_norm;
+mod rows;
 mod sequences;
 mod short_convolution;
 mod swiglu;
@@ -44,6 +46,7 @@ pub use gated_delta::{GatedDelta, GatedDeltaOp, GatedDeltaOps, KeptStates, gated
 pub use gelu::{GeluOps, gelu};
 pub use gradients::{GradientSource, backward_from, stand_in};
 pub use grouped_linear::{GroupedLinearOp, GroupedLinearOps, grouped_linear};
+pub use layer_norm::{LayerNormOps, layer_norm};
 pub use linear::{LinearOps, has_linear_kernel, linear, linear_source};
 pub use rms_norm::{RmsNormOps, rms_norm};
 pub use sequences::Sequences;
@@ -56,6 +59,7 @@ pub mod composed {
     pub use crate::adapter::composed as adapter;
     pub use crate::attention::blocks as attention;
     pub use crate::grouped_linear::composed as grouped_linear;
+    pub use crate::layer_norm::composed as layer_norm;
     pub use crate::rms_norm::composed as rms_norm;
     pub use crate::swiglu::composed as swiglu;
 }

@@ -8,17 +8,32 @@ use crate::adamw::{self, AdamWOps};
 use crate::adapter::{self, AdapterOps};
 use crate::attention::{self, AttentionOps};
 use crate::grouped_linear::{self, GroupedLinearOps};
+use crate::layer_norm::{self, LayerNormOps};
 use crate::rms_norm::{self, RmsNormOps};
 use crate::swiglu::{self, SwiGluOps};
 
 /// A backend that can run this crate's operations in a server.
 pub trait ServedOps:
-    BackendIr + AdamWOps + AdapterOps + AttentionOps + GroupedLinearOps + RmsNormOps + SwiGluOps
+    BackendIr
+    + AdamWOps
+    + AdapterOps
+    + AttentionOps
+    + GroupedLinearOps
+    + LayerNormOps
+    + RmsNormOps
+    + SwiGluOps
 {
 }
 
 impl<B> ServedOps for B where
-    B: BackendIr + AdamWOps + AdapterOps + AttentionOps + GroupedLinearOps + RmsNormOps + SwiGluOps
+    B: BackendIr
+        + AdamWOps
+        + AdapterOps
+        + AttentionOps
+        + GroupedLinearOps
+        + LayerNormOps
+        + RmsNormOps
+        + SwiGluOps
 {
 }
 
@@ -31,6 +46,7 @@ pub fn register<B: ServedOps>(operations: &mut CustomOpRegistry<B>) {
     adapter::wire::register(operations);
     attention::wire::register(operations);
     grouped_linear::wire::register(operations);
+    layer_norm::wire::register(operations);
     rms_norm::wire::register(operations);
     swiglu::wire::register(operations);
 }

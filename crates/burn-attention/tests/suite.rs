@@ -7,7 +7,8 @@ mod errors;
 mod gated_delta;
 mod grouped_linear;
 mod linear;
-mod rms_norm;
+mod norms;
+mod rows;
 mod short_convolution;
 mod swiglu;
 

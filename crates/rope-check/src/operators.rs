@@ -8,9 +8,11 @@ use std::time::{Duration, Instant};
 
 use burn::backend::ExecutionError;
 use burn::tensor::activation::{gelu, log_softmax, relu, sigmoid, softmax};
-use burn::tensor::module::{embedding, layer_norm, linear};
+use burn::tensor::module::{embedding, linear};
 use burn::tensor::{Bool, DType, Device, Distribution, IndexingUpdateOp, Int, Tensor, TensorData};
-use burn_attention::{Attention, AttentionMask, MaskRules, grouped_linear, rms_norm, wide_linear};
+use burn_attention::{
+    Attention, AttentionMask, MaskRules, grouped_linear, layer_norm, rms_norm, wide_linear,
+};
 use serde::Serialize;
 
 /// A result, or the device's error.
@@ -123,6 +125,10 @@ impl Operands {
         let (k, v) = (q.clone() * 0.5, q.clone() + 0.25);
         let out = Attention::new(mask).try_forward(q, k, v);
         out.expect("shapes that fit")
+    }
+
+    fn centred(x: Tensor<2>, [weight, bias]: [&Tensor<1>; 2]) -> Tensor<2> {
+        layer_norm(x, weight.clone(), bias.clone(), 1e-5).expect("shapes that fit")
     }
 
     /// A row of the first group and three of the second.
@@ -320,7 +326,10 @@ const CASES: &[Case] = cases! {
     "softmax": |o| softmax(o.x(), 1);
     "softmax, backward": |o| o.gradient(&o.x(), |x| softmax(x, 1));
     "log-softmax": |o| log_softmax(o.x(), 1);
-    "layer norm": |o| layer_norm(o.x(), o.channels.clone(), Some(o.channels.clone()), 1e-5);
+    "layer norm": |o| Operands::centred(o.x(), [&o.channels; 2]);
+    "layer norm, backward": |o| o.gradient(&o.x(), |x| {
+        Operands::centred(x, [&tracked(&o.channels), &tracked(&o.channels)])
+    });
     "RMS norm": |o| rms_norm(o.x(), o.channels.clone(), 1e-6).expect("shapes that fit");
     "RMS norm, backward": |o| o.gradient(&o.x(), |x| {
         rms_norm(x, tracked(&o.channels), 1e-6).expect("shapes that fit")

@@ -186,6 +186,32 @@ impl MicroBatch {
         Ok(batch)
     }
 
+    /// Joins prompts in rows that a generator continues, padded on the left: a row's answer follows
+    /// its prompt as in training.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn of_prompts(samples: Vec<TrainingSample>) -> Result<Self> {
+        let tokens = usize::MAX;
+        let mut batch = Self::new(samples, Cut::Padded { tokens })?;
+        if let SampleRows::Padded {
+            rows,
+            attention_mask,
+        } = &mut batch.rows
+        {
+            let len = attention_mask.len() / *rows;
+            let ids = batch.input_ids.chunks_exact_mut(len);
+            let rows = ids.zip(batch.labels.chunks_exact_mut(len));
+            for ((ids, labels), mask) in rows.zip(attention_mask.chunks_exact_mut(len)) {
+                let padding = mask.iter().filter(|attended| !**attended).count();
+                ids.rotate_right(padding);
+                labels.rotate_right(padding);
+                mask.rotate_right(padding);
+            }
+        }
+        Ok(batch)
+    }
+
     /// Adds a sequence of a sample.
     fn add(&mut self, sample: &TrainingSample, sequence: Range<usize>, longest: usize) {
         let start = self.input_ids.len();

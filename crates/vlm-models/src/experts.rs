@@ -1,9 +1,9 @@
 //! A feed-forward network of experts: a router chooses some of them for each token.
 
 use burn::module::{Module, Param, ParamId};
-use burn::tensor::activation::{sigmoid, softmax};
+use burn::tensor::activation::sigmoid;
 use burn::tensor::{DType, Device, Distribution, Shape, Tensor, TensorData};
-use burn_attention::swiglu;
+use burn_attention::{linear, swiglu};
 
 use crate::balance::on_host;
 use crate::config::{ExpertConfig, ExpertGroups, TextConfig};
@@ -68,10 +68,18 @@ impl Scores {
     /// The probabilities by a softmax.
     fn probabilities(&self) -> Tensor<2> {
         match &self.logits {
-            Some(logits) => softmax(logits.clone(), 1),
+            Some(logits) => softmax(logits.clone()),
             None => self.shares.clone(),
         }
     }
+}
+
+/// The softmax of rows, by the same operations with gradients and without: backends have one of
+/// their own, with other bits, for tensors that are not tracked.
+fn softmax(logits: Tensor<2>) -> Tensor<2> {
+    let largest = logits.clone().detach().max_dim(1);
+    let powers = (logits - largest).exp();
+    powers.clone() / powers.sum_dim(1)
 }
 
 impl Router {
@@ -79,7 +87,7 @@ impl Router {
         match self {
             Self::Softmax(linear) => {
                 let logits = linear.forward(x, None)?;
-                let shares = softmax(logits.cast(wide), 1);
+                let shares = softmax(logits.cast(wide));
                 let choice = shares.clone().detach();
                 Ok(Scores {
                     shares,
@@ -89,7 +97,7 @@ impl Router {
             }
             Self::Sigmoid(router) => {
                 let weight = router.weight.val().cast(wide);
-                let logits = x.cast(wide).matmul(weight.transpose());
+                let logits = linear(x.cast(wide), weight.transpose(), None, None)?;
                 let shares = sigmoid(logits.clone());
                 let correction = router.e_score_correction_bias.val().detach().cast(wide);
                 let choice = shares.clone().detach() + correction.unsqueeze();

@@ -1,7 +1,7 @@
 //! The layers of both towers: attention, feed-forward network, norm.
 
 use burn::module::{Module, Param};
-use burn::nn::{Initializer, LayerNorm, LayerNormConfig};
+use burn::nn::Initializer;
 use burn::tensor::activation::{gelu_approximate, sigmoid, silu};
 use burn::tensor::{DType, Device, Tensor};
 use burn_attention::{Attention, GradientSource, gelu, swiglu};
@@ -154,16 +154,39 @@ impl Norm {
         if rms {
             Self::Rms(RmsNorm::new(channels, epsilon, device))
         } else {
-            let config = LayerNormConfig::new(channels).with_epsilon(epsilon);
-            Self::Layer(config.init(device))
+            Self::Layer(LayerNorm::new(channels, epsilon, device))
         }
     }
 
     pub(crate) fn forward<const D: usize>(&self, x: Tensor<D>) -> Result<Tensor<D>> {
         match self {
-            Self::Layer(norm) => Ok(norm.forward(x)),
+            Self::Layer(norm) => norm.forward(x),
             Self::Rms(norm) => norm.forward(x),
         }
+    }
+}
+
+/// A layer norm as one operation that keeps only its input.
+#[derive(Module, Debug)]
+pub(crate) struct LayerNorm {
+    weight: Param<Tensor<1>>,
+    bias: Param<Tensor<1>>,
+    #[module(skip)]
+    epsilon: f64,
+}
+
+impl LayerNorm {
+    pub(crate) fn new(channels: usize, epsilon: f64, device: &Device) -> Self {
+        Self {
+            weight: Initializer::Ones.init([channels], device),
+            bias: Initializer::Zeros.init([channels], device),
+            epsilon,
+        }
+    }
+
+    pub(crate) fn forward<const D: usize>(&self, x: Tensor<D>) -> Result<Tensor<D>> {
+        let (weight, bias) = (self.weight.val(), self.bias.val());
+        Ok(burn_attention::layer_norm(x, weight, bias, self.epsilon)?)
     }
 }
 

@@ -183,12 +183,10 @@ fn is_variant(container: &str) -> bool {
     container.starts_with("Enum:")
 }
 
-/// burn's names of norm parameters are `gamma` and `beta`, and the matrices of experts are no module.
+/// The matrices of experts are no module.
 fn as_in_pytorch(name: &str) -> String {
     match name.rsplit_once('.') {
         Some((parameter, "matrices")) => parameter.to_owned(),
-        Some((module, "gamma")) => format!("{module}.weight"),
-        Some((module, "beta")) => format!("{module}.bias"),
         _ => name.to_owned(),
     }
 }

@@ -1,9 +1,9 @@
 //! The vision tower: converts patches to the embeddings that replace the placeholders.
 
 use burn::module::{Module, Param};
-use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig};
+use burn::nn::{Embedding, EmbeddingConfig};
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use burn_attention::{Attention, AttentionMask, GradientSource, MaskRules, gelu};
+use burn_attention::{Attention, AttentionMask, GradientSource, MaskRules, gelu, linear};
 use rope_burn::{Implementation, Rotary, RotaryAngles, RotaryConfig};
 use rope_core::position_ids::{vision_cu_seqlens, vision_positions, vision_windows};
 use rope_core::{Layout, Positions};
@@ -11,7 +11,8 @@ use rope_core::{Layout, Positions};
 use crate::config::{Interpolation, VisionConfig, VisionWindows};
 use crate::error::Result;
 use crate::layers::{
-    Activation, FeedForward, FeedForwardConfig, Gate, Norm, OF_CONVOLUTION, RmsNorm, attend,
+    Activation, FeedForward, FeedForwardConfig, Gate, LayerNorm, Norm, OF_CONVOLUTION, RmsNorm,
+    attend,
 };
 use crate::linear::{Draw, Linear};
 use crate::random::Draws;
@@ -254,7 +255,7 @@ impl VisionTower {
 
     /// Embeds the patches, in the order of the blocks.
     pub(crate) fn first(&self, inputs: &VisionInputs, trace: &mut Trace) -> Result<Tensor<2>> {
-        let mut hidden = self.patch_embed.forward(inputs.patches.clone());
+        let mut hidden = self.patch_embed.forward(inputs.patches.clone())?;
         trace.record(|| "vision.patch_embed".into(), &hidden);
         if let Some(norm) = &self.post_conv_layernorm {
             hidden = norm.forward(hidden)?;
@@ -524,15 +525,12 @@ impl PatchEmbed {
         }
     }
 
-    fn forward(&self, patches: Tensor<2>) -> Tensor<2> {
+    fn forward(&self, patches: Tensor<2>) -> Result<Tensor<2>> {
         let weight = self.proj.weight.val();
         let [channels, ..] = weight.dims();
         let weight = weight.reshape([channels as i32, -1]);
-        let hidden = patches.matmul(weight.transpose());
-        match &self.proj.bias {
-            Some(bias) => hidden + bias.val().unsqueeze(),
-            None => hidden,
-        }
+        let bias = self.proj.bias.as_ref().map(Param::val);
+        Ok(linear(patches, weight.transpose(), bias, None)?)
     }
 }
 
@@ -717,9 +715,7 @@ impl DownsamplingMerger {
                 bias: OF_CONVOLUTION.init_with([outputs], fan_in, fan_out, device),
             },
             proj: Linear::new(outputs, outputs, false, device),
-            post_projection_norm: LayerNormConfig::new(outputs)
-                .with_epsilon(TORCH_LAYER_NORM_EPS)
-                .init(device),
+            post_projection_norm: LayerNorm::new(outputs, TORCH_LAYER_NORM_EPS, device),
             mlp: FeedForwardConfig {
                 input: outputs,
                 hidden: config.merger_size,
@@ -742,10 +738,10 @@ impl DownsamplingMerger {
             .swap_dims(1, 2)
             .reshape([-1, (channels * square) as i32]);
         let weight = weight.reshape([outputs, channels * square]);
-        let hidden = hidden.matmul(weight.transpose());
-        let hidden = hidden + self.downsample.bias.val().unsqueeze();
+        let bias = Some(self.downsample.bias.val());
+        let hidden = linear(hidden, weight.transpose(), bias, None)?;
         let hidden = self.proj.forward(hidden, draw)?;
-        let hidden = gelu(self.post_projection_norm.forward(hidden));
+        let hidden = gelu(self.post_projection_norm.forward(hidden)?);
         self.mlp.forward(hidden, draw)
     }
 }

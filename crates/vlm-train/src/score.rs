@@ -131,7 +131,8 @@ impl Trainer {
         let model = self.model.valid();
         let mut proof = SameProof::default();
         for prompts in prompts.chunks(AT_ONCE) {
-            let batch = model.batch(&inputs(&padded(prompts.to_vec())?, &model.device()))?;
+            let micro = MicroBatch::of_prompts(prompts.to_vec()).map_err(data_error)?;
+            let batch = model.batch(&inputs(&micro, &model.device()))?;
             let options = GenerateOptions {
                 count: MOST,
                 stop: stop.to_vec(),

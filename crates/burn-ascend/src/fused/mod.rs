@@ -6,7 +6,7 @@ mod adapter;
 mod attention;
 mod grouped_linear;
 mod norm_rotary;
-mod rms_norm;
+mod norms;
 mod rotary;
 mod swiglu;
 

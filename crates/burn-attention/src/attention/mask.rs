@@ -38,13 +38,16 @@ pub struct MaskRules<'a> {
 }
 
 /// [`MaskRules`] checked and resolved for a number of queries and keys. Build it once per step for
-/// all layers. It takes 8 bytes per query on the host, and with padding, in each sample, up to 2
+/// all layers. It takes 12 bytes per query on the host, and with padding, in each sample, up to 2
 /// bytes per key and one per query.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AttentionMask {
     keys: usize,
     /// The keys that each query sees, in all samples.
     spans: Arc<[Span]>,
+    /// The first key of each query's sequence, which a window may hide.
+    #[cfg(any(feature = "flex", test))]
+    origins: Arc<[u32]>,
     /// `[batch, keys]`, unless all keys are attended to.
     attended: Option<Arc<[bool]>>,
     /// `[samples, keys]`: the keys that some query sees, unless all are; one sample stands for all
@@ -268,6 +271,8 @@ impl AttentionMask {
         };
         Self {
             keys,
+            #[cfg(any(feature = "flex", test))]
+            origins: origins(keys, &spans),
             spans,
             attended,
             seen,
@@ -362,6 +367,35 @@ impl AttentionMask {
         start as usize..end as usize
     }
 
+    /// Divides queries by sequence; the first key of each that is no padding, and the least range
+    /// of such keys that holds all that its queries see, if there are any.
+    #[cfg(any(feature = "flex", test))]
+    pub(crate) fn hulls(
+        &self,
+        sample: usize,
+        queries: Range<usize>,
+    ) -> impl Iterator<Item = (usize, Range<usize>)> {
+        let attended = self.attended(sample);
+        let end = queries.end;
+        let mut first = queries.start;
+        std::iter::from_fn(move || {
+            let origin = *self.origins[..end].get(first)?;
+            let own = self.origins[first..end]
+                .iter()
+                .take_while(|x| **x == origin);
+            let queries = first..first + own.count();
+            first = queries.end;
+            let padding = attended.map_or(0, |attended| {
+                let flags = attended[origin as usize..].iter();
+                flags.take_while(|attended| !**attended).count()
+            });
+            let origin = origin as usize + padding;
+            let hull = self.hull(queries);
+            Some((origin, hull.start.max(origin)..hull.end))
+        })
+        .filter(|(_, hull)| !hull.is_empty())
+    }
+
     /// The least range that holds what any of the queries sees.
     pub(crate) fn hull(&self, queries: Range<usize>) -> Range<usize> {
         let seen = queries.map(|query| self.span(query));
@@ -416,6 +450,21 @@ pub(crate) fn sample_flags(flags: Option<&[bool]>, sample: usize, len: usize) ->
     let flags = flags?;
     let start = if flags.len() > len { sample * len } else { 0 };
     Some(&flags[start..start + len])
+}
+
+/// The first key of each query's sequence: the index of its first query, which sees nothing before
+/// it; or the first key of all, for queries that continue a cache.
+#[cfg(any(feature = "flex", test))]
+fn origins(keys: usize, spans: &[Span]) -> Arc<[u32]> {
+    let mut origin = 0;
+    let own = spans.iter().enumerate().map(|(query, span)| {
+        let index = (keys + query).saturating_sub(spans.len());
+        if span.start as usize == index {
+            origin = span.start;
+        }
+        origin
+    });
+    own.collect()
 }
 
 /// The keys that lie in a span, unless all do.

@@ -5,8 +5,9 @@
 //! computed in one piece, and only the gradient of the hidden states is a sum over blocks.
 //!
 //! # Forward
-//! For each block: l = hidden weight^T; s_b = ln sum e^l; the logit of each target in it. At the
-//! end s = ln sum_b e^(s_b), the loss of a row is s - logit, and the loss is their mean.
+//! For each block: l = hidden weight^T; s_b = ln sum e^l of each stretch of 512 words; the logit of
+//! each target in it. At the end s = ln sum_b e^(s_b), the loss of a row is s - logit, and the loss
+//! is their mean. Stretches have one length, so a row's loss does not depend on the other rows.
 //!
 //! # Backward
 //! For each block, with g the gradient of a row's loss: p = (e^(l - s) - 1 at the target)
@@ -25,11 +26,12 @@ use burn_fused::accumulator;
 use burn_fused::primitive::{cast, slice, whole};
 
 use super::op::CrossEntropyOp;
+use crate::rows;
 
 /// The most logits of a block, and the most elements of its weight: 32 MiB in f32.
 const BLOCK_ELEMS: usize = 1 << 23;
-/// The fewest words of a block, unless fewer are left: below that, products are inefficient.
-const BLOCK_WORDS: usize = 128;
+/// Words of a stretch.
+const STRETCH: usize = 512;
 
 /// The loss and log_sum_exp of [`CrossEntropyOps`](super::CrossEntropyOps).
 pub(super) fn forward<B: Backend>(
@@ -44,7 +46,7 @@ pub(super) fn forward<B: Backend>(
         if let Some(targets) = run.targets(&block) {
             target_logits.push(B::float_select(run.flat(logits.clone()), 0, targets));
         }
-        sums.push(run.log_sum_exp(logits));
+        sums.push(run.stretches(logits));
     }
     let sums = run.log_sum_exp(B::float_cat(sums, 1));
     let sums = B::float_reshape(sums, Shape::new([op.rows()]));
@@ -157,13 +159,16 @@ impl<'a, B: Backend> Run<'a, B> {
         }
     }
 
-    /// Ranges of the vocabulary.
+    /// Ranges of the vocabulary: of whole stretches, and a last one of what is left.
     fn blocks(&self) -> impl Iterator<Item = Range<usize>> + use<B> {
         let limit = self.op.blocks.unwrap_or(BLOCK_ELEMS);
         let [vocabulary, channels] = self.weight.shape().dims();
-        let words = (limit / self.op.rows().max(channels).max(1)).max(BLOCK_WORDS);
-        let starts = (0..vocabulary).step_by(words);
-        starts.map(move |start| start..vocabulary.min(start + words))
+        let words = limit / self.op.rows().max(channels).max(1);
+        let words = (words / STRETCH).max(1) * STRETCH;
+        let whole = vocabulary / STRETCH * STRETCH;
+        let starts = (0..whole).step_by(words);
+        let blocks = starts.map(move |start| start..whole.min(start + words));
+        blocks.chain((whole < vocabulary).then_some(whole..vocabulary))
     }
 
     /// The weight of a block.
@@ -184,10 +189,19 @@ impl<'a, B: Backend> Run<'a, B> {
         B::float_add(largest, B::float_log(sum))
     }
 
+    /// ln sum e^x of each stretch of a block, `[rows, stretches]`.
+    fn stretches(&self, logits: FloatTensor<B>) -> FloatTensor<B> {
+        let [rows, words] = logits.shape().dims();
+        let stretch = STRETCH.min(words);
+        let stretches = words / stretch;
+        let x = B::float_reshape(logits, Shape::new([rows * stretches, stretch]));
+        B::float_reshape(self.log_sum_exp(x), Shape::new([rows, stretches]))
+    }
+
     /// The logits of a block, `[rows, words]`.
     fn logits(&self, block: &Range<usize>) -> FloatTensor<B> {
         let words = B::float_swap_dims(self.words(block), 0, 1);
-        cast::<B>(B::float_matmul(self.hidden.clone(), words), self.wide)
+        cast::<B>(rows::product::<B>(self.hidden.clone(), words), self.wide)
     }
 
     fn flat(&self, x: FloatTensor<B>) -> FloatTensor<B> {

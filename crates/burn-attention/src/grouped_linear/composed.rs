@@ -9,6 +9,7 @@ use burn::tensor::Shape;
 use burn_fused::primitive::slice;
 
 use super::op::GroupedLinearOp;
+use crate::rows;
 
 impl GroupedLinearOp {
     /// The range of rows of each group.
@@ -52,9 +53,9 @@ pub fn forward<B: Backend>(
     weight: FloatTensor<B>,
     op: &GroupedLinearOp,
 ) -> FloatTensor<B> {
-    by_group::<B>(op, |group, rows| {
+    by_group::<B>(op, |group, range| {
         let matrix = B::float_transpose(matrix::<B>(&weight, group));
-        B::float_matmul(slice::<B>(x.clone(), 0, rows), matrix)
+        rows::product::<B>(slice::<B>(x.clone(), 0, range), matrix)
     })
 }
 

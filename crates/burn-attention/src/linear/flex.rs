@@ -11,6 +11,7 @@ use rayon::prelude::*;
 use super::avx512::{Product, Weight};
 use super::op::LinearOps;
 use crate::attention::flex::matrix::{Matrix, Write, product};
+use crate::rows::fewest;
 
 /// Elements that are widened at once for a product with few columns.
 const WIDENED: usize = 1 << 16;
@@ -126,14 +127,22 @@ fn thin(x: &FlexTensor, t: &FlexTensor) -> Vec<f32> {
     if columns == 0 {
         return out;
     }
-    let step = (WIDENED / inputs.max(1)).max(1);
+    let fewest = fewest([inputs, columns]);
+    let step = (WIDENED / inputs.max(1)).max(fewest);
     let blocks = out.par_chunks_mut(step * columns).enumerate();
     blocks.for_each(|(index, out)| {
         let rows = out.len() / columns;
-        let x: Vec<f32> = widen(&x[index * step * inputs..][..rows * inputs]).collect();
-        let x = Matrix::new(&x, rows, inputs, inputs);
+        let mut x: Vec<f32> = widen(&x[index * step * inputs..][..rows * inputs]).collect();
         let t = Matrix::new(&t, inputs, columns, columns);
-        product(out, columns, Write::Replace, 1.0, x, t);
+        if rows >= fewest {
+            let x = Matrix::new(&x, rows, inputs, inputs);
+            return product(out, columns, Write::Replace, 1.0, x, t);
+        }
+        x.resize(fewest * inputs, 0.0);
+        let x = Matrix::new(&x, fewest, inputs, inputs);
+        let mut all = vec![0.0; fewest * columns];
+        product(&mut all, columns, Write::Replace, 1.0, x, t);
+        out.copy_from_slice(&all[..rows * columns]);
     });
     out
 }

@@ -8,13 +8,14 @@ mod flex;
 mod op;
 
 use burn::backend::{Dispatch, DispatchTensor};
-use burn::tensor::module::linear as product;
+use burn::tensor::module::linear as linear_of_burn;
 use burn::tensor::{DType, Device, Tensor};
 use burn_fused::primitive::zeros_from;
 use burn_fused::{accumulator, expect};
 
 use crate::error::{AttentionError, Result, equal};
 use crate::gradients::{GradientSource, expect_gradient};
+use crate::rows::{self, ProductOps};
 
 pub use op::LinearOps;
 
@@ -32,7 +33,8 @@ burn_fused::reaches!(Flex: cfg(all(feature = "flex", target_arch = "x86_64")));
 ///
 /// # Numerics
 /// 16-bit tensors are computed in f32. The sum of the product and the adapter's term is rounded
-/// once. The kernel rounds the whole output once, and treats bf16 elements below 1.2e-38 as 0.
+/// once. The kernel rounds the whole output once, and treats bf16 elements below 1.2e-38 as 0. On
+/// the CPU, the bits of a row do not depend on the other rows.
 ///
 /// # Memory
 /// With the kernel, the autodiff graph keeps x if weight or adapter are tracked, and nothing in
@@ -81,6 +83,11 @@ pub fn linear<const D: usize>(
         let [x, weight, bias, a, b] = kernel_tensors(x, weight, bias, adapter);
         let out = Dispatch::linear_forward(x, weight, bias, a, b);
         return Ok(Tensor::<2>::from_dispatch(out).reshape(shape));
+    }
+    if rows::is_cpu(x.device().as_dispatch()) && D > 2 {
+        let [inputs, _] = weight.dims();
+        let rows = x.reshape([elements / inputs, inputs]);
+        return Ok(linear(rows, weight, bias, adapter)?.reshape(shape));
     }
     let Some([a, b]) = adapter else {
         return Ok(product(x, weight, bias));
@@ -144,6 +151,19 @@ pub fn linear_source<const D: usize>(
     let inner = product(x.clone().cast(wide), a, None);
     let of_term = GradientSource::of_product(inner, b, None, gradient.clone().cast(wide))?;
     Ok(GradientSource::of_product(x, weight, bias, gradient)?.and(of_term))
+}
+
+/// x weight + bias by ordinary operations.
+fn product<const D: usize>(x: Tensor<D>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<D> {
+    if D != 2 || !rows::is_cpu(x.device().as_dispatch()) {
+        return linear_of_burn(x, weight, bias);
+    }
+    let out = Dispatch::product(x.into_dispatch(), weight.into_dispatch());
+    let out = Tensor::<D>::from_dispatch(out);
+    match bias {
+        Some(bias) => out + bias.unsqueeze(),
+        None => out,
+    }
 }
 
 /// True if a kernel computes the layer. It reads pairs of elements.

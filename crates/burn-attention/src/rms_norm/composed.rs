@@ -18,7 +18,7 @@ pub fn forward<B: Backend>(
     let last = x.shape().num_dims() - 1;
     let weight = with_rank::<B>(widen::<B>(weight), last + 1);
     let x = widen::<B>(x);
-    let rstd = refused::<B>(rms_norm::rstd::<B>(x.clone(), epsilon), epsilon);
+    let rstd = rstd_or_nan::<B>(x.clone(), epsilon);
     let out = B::float_mul(B::float_mul(x, rstd.clone()), weight);
     (cast::<B>(out, dtype), rstd)
 }
@@ -40,9 +40,10 @@ pub fn backward<B: Backend>(
     (cast::<B>(dx, dtype), dweight)
 }
 
-/// NaN for a row whose squares leave the type: their mean is infinite, and the row would silently be
-/// 0; or without an epsilon it has lost digits or all of them.
-fn refused<B: Backend>(rstd: FloatTensor<B>, epsilon: f64) -> FloatTensor<B> {
+/// rstd, or NaN for a row whose squares leave the type: their mean is infinite, and the row would
+/// silently be 0; or without an epsilon it has lost digits or all of them.
+pub(crate) fn rstd_or_nan<B: Backend>(x: FloatTensor<B>, epsilon: f64) -> FloatTensor<B> {
+    let rstd = rms_norm::rstd::<B>(x, epsilon);
     let bools = get_or_init_device_settings::<B>(&rstd.device()).bool_dtype;
     let mut outside = B::float_equal_elem(rstd.clone(), 0.0.into(), bools);
     if epsilon == 0.0 {

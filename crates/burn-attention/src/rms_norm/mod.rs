@@ -53,7 +53,7 @@ pub fn rms_norm<const D: usize>(
     epsilon: f64,
 ) -> Result<Tensor<D>> {
     let (x, weight) = (x.into_dispatch(), weight.into_dispatch());
-    check(&x, &weight, epsilon)?;
+    check(&x, &[("weight", &weight)], epsilon)?;
     if x.shape().num_elements() == 0 {
         let (shape, dtype) = (x.shape(), x.dtype().into());
         let zeros = zeros_from::<Dispatch>(shape, dtype, vec![x, weight]);
@@ -67,12 +67,19 @@ pub fn rms_norm<const D: usize>(
     Ok(Tensor::from_dispatch(out))
 }
 
-pub(crate) fn check<T: TensorMetadata>(x: &T, weight: &T, epsilon: f64) -> Result<()> {
+/// Checks the inputs of a norm; the weights, by name, have a number for each channel.
+pub(crate) fn check<T: TensorMetadata>(
+    x: &T,
+    weights: &[(&'static str, &T)],
+    epsilon: f64,
+) -> Result<()> {
     let wide = accumulator(x.dtype())?;
-    expect("weight", weight, x.dtype(), x)?;
     let channels = x.shape().last().copied().unwrap_or(1);
-    let [weight_channels] = weight.shape().dims();
-    equal(["x", "weight"], "channels", channels, weight_channels)?;
+    for (name, weight) in weights {
+        expect(name, *weight, x.dtype(), x)?;
+        let [weight_channels] = weight.shape().dims();
+        equal(["x", name], "channels", channels, weight_channels)?;
+    }
     let computed = rounded(epsilon, wide);
     if epsilon != 0.0 && !(computed.is_finite() && computed >= least(wide)) {
         return Err(AttentionError::Epsilon { found: epsilon });

@@ -11,12 +11,12 @@ use crate::rms_norm::RmsNormOps;
 const FORWARD: &str = "rms_norm.forward";
 const BACKWARD: &str = "rms_norm.backward";
 
-struct Forward {
-    epsilon: f64,
+pub(crate) struct Forward {
+    pub(crate) epsilon: f64,
 }
 
 /// It has no epsilon: that is in rstd.
-type Backward = NoNumbers<AttentionError, 3>;
+pub(crate) type Backward = NoNumbers<AttentionError, 3>;
 
 impl WireOp for Forward {
     const VERSION: u64 = 2;
@@ -33,7 +33,7 @@ impl WireOp for Forward {
 }
 
 /// A number for each row of x: its shape and type.
-fn rows<T: TensorMetadata>(x: &T) -> (Shape, DType) {
+pub(crate) fn rows<T: TensorMetadata>(x: &T) -> (Shape, DType) {
     let mut shape = x.shape();
     if let Some(channels) = shape.last_mut() {
         *channels = 1;
@@ -83,14 +83,14 @@ mod server {
         handle(
             operations,
             FORWARD,
-            |op: &Forward, [x, weight]: &[_; 2]| check_inputs(x, weight, op.epsilon),
+            |op: &Forward, [x, weight]: &[_; 2]| check_inputs(x, &[("weight", weight)], op.epsilon),
             |op, [x, weight]| <[_; 2]>::from(B::rms_norm_forward(x, weight, op.epsilon)),
         );
         handle(
             operations,
             BACKWARD,
             |_: &Backward, [x, weight, rstd, gradient]: &[_; 4]| {
-                check_inputs(x, weight, 0.0)?;
+                check_inputs(x, &[("weight", weight)], 0.0)?;
                 let (shape, wide) = rows(x);
                 expect_shape("rstd", rstd, (&shape[..], wide), x)?;
                 let (shape, dtype) = like(x);
@@ -107,15 +107,21 @@ mod server {
         );
     }
 
-    fn check_inputs<T: TensorMetadata>(x: &T, weight: &T, epsilon: f64) -> Result<()> {
+    pub(crate) fn check_inputs<T: TensorMetadata>(
+        x: &T,
+        weights: &[(&'static str, &T)],
+        epsilon: f64,
+    ) -> Result<()> {
         let channels = x.shape().last().copied().unwrap_or(1);
-        expect_shape("weight", weight, (&[channels], x.dtype()), x)?;
-        check(x, weight, epsilon)
+        for (name, weight) in weights {
+            expect_shape(name, *weight, (&[channels], x.dtype()), x)?;
+        }
+        check(x, weights, epsilon)
     }
 }
 
 #[cfg(feature = "remote-server")]
-pub(crate) use server::register;
+pub(crate) use server::{check_inputs, register};
 
 #[cfg(test)]
 mod tests {

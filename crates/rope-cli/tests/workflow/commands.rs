@@ -55,7 +55,12 @@ pub(super) fn program(arguments: &str) -> Command {
 
 /// Output and messages of a run that succeeds.
 pub(super) fn done(arguments: &str) -> Result<(Vec<u8>, String), String> {
-    let output = program(arguments).output().expect("the program starts");
+    ended(&mut program(arguments), arguments)
+}
+
+/// As [`done`], of a program with these arguments.
+pub(super) fn ended(program: &mut Command, arguments: &str) -> Result<(Vec<u8>, String), String> {
+    let output = program.output().expect("the program starts");
     let told = text(&output.stderr);
     if output.status.success() {
         return Ok((output.stdout, told));

@@ -678,7 +678,7 @@ impl Merger {
             Self::Downsampling(of) => {
                 let hidden = of.before.forward(run, hidden);
                 let hidden = hidden.seen_as(Ghost::copied);
-                let hidden = of.convolution.by_burn(run, hidden);
+                let hidden = of.convolution.forward(run, hidden);
                 let hidden = of.proj.forward(run, hidden);
                 let hidden = of.after.forward(run, hidden);
                 let hidden = ops::function(run, hidden);

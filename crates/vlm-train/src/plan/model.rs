@@ -10,7 +10,6 @@ use super::ops::{self, Linear, RmsNorm};
 /// The limit on logits and weight elements, and the minimum number of words, of a block in
 /// `burn-attention`.
 const ELEMENTS_OF_BLOCK: usize = 1 << 23;
-const LEAST_WORDS: usize = 128;
 
 /// A model without elements.
 pub(super) struct Model {
@@ -136,7 +135,8 @@ impl Model {
             let weight = run.weight(elems, run.types.narrow, self.trains_head);
             weight.seen_as(|weight| weight.view(elems))
         };
-        let words = (ELEMENTS_OF_BLOCK / labelled.max(self.hidden)).max(LEAST_WORDS);
+        let words = ELEMENTS_OF_BLOCK / labelled.max(self.hidden);
+        let words = (words / ops::STRETCH).max(1) * ops::STRETCH;
         ops::cross_entropy(run, [chosen, head], self.hidden, words)
     }
 
@@ -381,7 +381,7 @@ impl Tower {
         let elems = count * self.embedding.inputs;
         let narrow = run.types.narrow;
         let patches = patches.read_as(elems, narrow);
-        let mut hidden = self.embedding.by_burn(run, run.constant(patches));
+        let mut hidden = self.embedding.forward(run, run.constant(patches));
         if let Some(norm) = &self.norm {
             hidden = norm.forward(run, hidden);
         }

@@ -226,14 +226,6 @@ impl Linear {
         self.sum(run, y, term)
     }
 
-    /// By burn's product, without an adapter.
-    pub(super) fn by_burn(&self, run: &Run, x: Var) -> Var {
-        let [inputs, outputs] = [self.inputs, self.outputs];
-        let weight = run.weight(inputs * outputs, run.types.narrow, self.is_trained);
-        let bias = (self.has_bias).then(|| run.weight(outputs, run.types.narrow, self.is_trained));
-        plain(run, x, weight, bias, [inputs, outputs])
-    }
-
     /// The sum of the product and the adapter's term, rounded once.
     fn sum(&self, run: &Run, y: Var, term: Var) -> Var {
         let narrow = y.value.width;
@@ -422,7 +414,7 @@ impl RmsNorm {
     }
 }
 
-/// A layer norm, composed of ordinary operations.
+/// A layer norm as one operation.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LayerNorm {
     pub(super) channels: usize,
@@ -431,25 +423,30 @@ pub(super) struct LayerNorm {
 
 impl LayerNorm {
     pub(super) fn forward(&self, run: &Run, x: Var) -> Var {
-        let narrow = x.value.width;
-        if run.types.is_f16 {
-            let y = self.composed(run, cast(run, x, run.types.wide));
-            return cast(run, y, narrow);
-        }
-        self.composed(run, x)
-    }
-
-    fn composed(&self, run: &Run, x: Var) -> Var {
-        let (channels, is_trained) = (self.channels, self.is_trained);
-        let rows = x.value.elems / channels;
-        let [gamma, beta] = [(); 2].map(|()| run.weight(channels, x.value.width, is_trained));
-        let means = mean(run, x.clone(), rows);
-        let centered = subtract(run, x, means);
-        let squares = multiply(run, centered.clone(), centered.clone());
-        let root = function(run, mean(run, squares, rows));
-        let normalised = divide(run, centered, root);
-        let scaled = broadcast(run, normalised, gamma, true);
-        broadcast(run, scaled, beta, false)
+        let (channels, wide, narrow) = (self.channels, run.types.wide, x.value.width);
+        let [weight, bias] = [(); 2].map(|()| run.weight(channels, narrow, self.is_trained));
+        let parents = [x.node, weight.node, bias.node];
+        let kept = x.value;
+        let [mean, rstd] = [(); 2].map(|()| run.tensor(kept.elems / channels, wide));
+        let value = {
+            let centred = kept.clone().cast(wide).zip(mean.clone());
+            // Its squares, whose sums are the variances.
+            drop(centred.clone().zip(centred.clone()));
+            centred.map().cast(narrow)
+        };
+        run.op(parents, value, move |run, gradient, onward| {
+            let x = kept.cast(wide);
+            let gradient = gradient.dense().cast(wide);
+            let normalised = x.zip(mean).zip(rstd.clone());
+            let products = gradient.clone().zip(normalised.clone());
+            drop(products);
+            let dx = gradient.map().zip(normalised);
+            drop(rstd);
+            onward.give(0, dx.cast(narrow));
+            for parent in [1, 2] {
+                onward.give(parent, run.tensor(channels, narrow));
+            }
+        })
     }
 }
 
@@ -463,50 +460,6 @@ pub(super) fn mean(run: &Run, x: Var, rows: usize) -> Var {
             onward.give(0, run.tensor(elems, gradient.width));
         },
     )
-}
-
-/// A difference from a number of each row.
-fn subtract(run: &Run, x: Var, means: Var) -> Var {
-    let rows = means.value.elems;
-    let value = x.value.zip(means.value);
-    run.op([x.node, means.node], value, move |_, gradient, onward| {
-        onward.give(0, gradient.clone());
-        onward.give(1, gradient.map().reduced(rows));
-    })
-}
-
-/// A quotient by a number of each row.
-fn divide(run: &Run, x: Var, root: Var) -> Var {
-    let rows = root.value.elems;
-    let kept = x.node.map(|_| [x.value.clone(), root.value.clone()]);
-    let value = x.value.zip(root.value);
-    run.op([x.node, root.node], value, move |_, gradient, onward| {
-        if let Some([x, _root]) = kept {
-            onward.give(0, gradient.clone().map());
-            let along = x.map().zip(gradient);
-            onward.give(1, along.reduced(rows));
-        }
-    })
-}
-
-/// A product or a sum with one number for each channel.
-fn broadcast(run: &Run, x: Var, weight: Var, is_product: bool) -> Var {
-    let channels = weight.value.elems;
-    let kept = (is_product && weight.node.is_some()).then(|| x.value.clone());
-    let value = x.value.zip(weight.value);
-    run.op([x.node, weight.node], value, move |_, gradient, onward| {
-        if is_product {
-            onward.give(0, gradient.clone().map());
-            if let Some(x) = kept {
-                onward.give(1, gradient.zip(x).reduced(channels));
-            }
-        } else {
-            if onward.wants(1) {
-                onward.give(1, gradient.reduced(channels));
-            }
-            onward.give(0, gradient);
-        }
-    })
 }
 
 /// The rotation of q or k, over q or k if nothing else holds it.
@@ -639,6 +592,9 @@ pub(super) fn select_add(run: &Run, x: Var, rows: Var) -> Var {
     )
 }
 
+/// Words whose exponentials are summed together.
+pub(super) const STRETCH: usize = 512;
+
 /// The loss of rows of hidden states by the matrix of the head, over blocks of `words` words.
 pub(super) fn cross_entropy(
     run: &Run,
@@ -657,18 +613,24 @@ pub(super) fn cross_entropy(
         let factors = [hidden.clone(), block.view(elems)];
         product(run, factors, [rows, words]).cast(wide)
     };
+    let whole = vocabulary / STRETCH * STRETCH;
     let blocks = move || {
-        let starts = (0..vocabulary).step_by(words);
-        starts.map(move |start| vocabulary.min(start + words) - start)
+        let starts = (0..whole).step_by(words);
+        let blocks = starts.map(move |start| whole.min(start + words) - start);
+        blocks.chain((whole < vocabulary).then_some(vocabulary - whole))
     };
     let (hidden, head) = (hidden.value, head.value);
     let sums = run.tensor(rows, wide);
     {
         let hidden = hidden.clone().cast(factors);
-        for words in blocks() {
+        let of_stretches = blocks().map(|words| {
             // Their exponentials are written over them.
             drop(logits(run, &hidden, &head, words));
-        }
+            run.tensor(rows * words.div_ceil(STRETCH), wide)
+        });
+        let of_stretches: Vec<Ghost> = of_stretches.collect();
+        drop(run.tensor(rows * vocabulary.div_ceil(STRETCH), wide));
+        drop(of_stretches);
     }
     let loss = run.tensor(1, wide);
     run.op(parents, loss, move |run, _, onward| {

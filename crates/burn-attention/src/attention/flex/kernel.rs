@@ -40,6 +40,9 @@ use crate::attention::op::Sizes;
 const ROWS: usize = 128;
 /// Keys of a tile.
 const COLUMNS: usize = 256;
+/// Rows and keys, with zeros below, with which gemm adds in the same order as with more.
+const LEAST_ROWS: usize = 16;
+const LEAST_KEYS: usize = 17;
 
 /// `[batch, heads, tokens, channels]` in memory, by its strides; channels are contiguous.
 #[derive(Clone, Copy)]
@@ -59,14 +62,15 @@ impl<'a, E> HeadsView<'a, E> {
 }
 
 impl<'a, E: Number> HeadsView<'a, E> {
-    /// Some tokens of a head, with zeros for those that are not `seen`; `converted` takes them if they
-    /// are not computed in as they are.
+    /// Some tokens of a head, with zeros for those that are not `seen` and for up to `least`;
+    /// `converted` takes them if they are not computed in as they are.
     fn tokens<'b>(
         &self,
         sample: usize,
         head: usize,
         tokens: Range<usize>,
         seen: Option<&[bool]>,
+        least: usize,
         converted: &'b mut Vec<E::Wide>,
     ) -> Matrix<'b, E::Wide>
     where
@@ -74,7 +78,7 @@ impl<'a, E: Number> HeadsView<'a, E> {
     {
         let (len, channels) = (tokens.len(), self.channels);
         let hides = seen.is_some_and(|seen| seen[tokens.clone()].contains(&false));
-        if let Some(data) = E::as_wide(self.data).filter(|_| !hides) {
+        if let Some(data) = E::as_wide(self.data).filter(|_| !hides && len >= least) {
             let [batch, heads, stride] = self.strides;
             let start = sample * batch + head * heads + tokens.start * stride;
             return Matrix::new(&data[start..], len, channels, stride);
@@ -88,7 +92,9 @@ impl<'a, E: Number> HeadsView<'a, E> {
                 converted.resize(converted.len() + channels, E::Wide::ZERO);
             }
         }
-        Matrix::new(converted, len, channels, channels)
+        let rows = len.max(least);
+        converted.resize(rows * channels, E::Wide::ZERO);
+        Matrix::new(converted, rows, channels, channels)
     }
 }
 
@@ -218,17 +224,18 @@ impl<E: Number> Problem<'_, E> {
         }
     }
 
-    /// Some keys or values of a head.
+    /// Some keys or values of a head, and zeros if they are fewer than `least`.
     fn tokens<'b>(
         &'b self,
         x: &HeadsView<'b, E>,
         sample: usize,
         kv_head: usize,
         keys: &Range<usize>,
+        least: usize,
         converted: &'b mut Vec<E::Wide>,
     ) -> Matrix<'b, E::Wide> {
         let seen = sample_flags(self.mask.seen(), sample, self.sizes.keys);
-        x.tokens(sample, kv_head, keys.clone(), seen, converted)
+        x.tokens(sample, kv_head, keys.clone(), seen, least, converted)
     }
 
     /// The queries of a sample that see some key, unless all do.
@@ -236,10 +243,18 @@ impl<E: Number> Problem<'_, E> {
         sample_flags(self.mask.seeing(), sample, self.sizes.queries)
     }
 
-    /// The tiles of keys that some of the queries see.
-    fn key_tiles(&self, queries: &Range<usize>) -> impl Iterator<Item = Range<usize>> {
-        let tiles = tiles(self.mask.hull(queries.clone()), COLUMNS);
-        tiles.filter(|keys| self.mask.meets(queries.clone(), keys))
+    /// The tiles of keys that some of the queries see: of each sequence apart, and from its first
+    /// key on, so that the sums of a row do not depend on where its sequence lies.
+    fn key_tiles(
+        &self,
+        sample: usize,
+        queries: &Range<usize>,
+    ) -> impl Iterator<Item = Range<usize>> {
+        let hulls = self.mask.hulls(sample, queries.clone());
+        hulls.flat_map(|(origin, hull)| {
+            let hidden = (hull.start - origin) / COLUMNS * COLUMNS;
+            tiles(origin + hidden..hull.end, COLUMNS)
+        })
     }
 
     /// The scores of a tile, in rows of [`COLUMNS`], from the rows of q; before bias and mask.
@@ -360,7 +375,7 @@ impl<E: Number> Problem<'_, E> {
         scratch: &mut Scratch<E::Wide>,
     ) {
         let (heads, channels) = (self.sizes.heads, self.sizes.value_dim);
-        let rows = self.group() * queries.len();
+        let rows = (self.group() * queries.len()).max(LEAST_ROWS);
         let Scratch {
             q,
             k,
@@ -370,11 +385,12 @@ impl<E: Number> Problem<'_, E> {
             ..
         } = scratch;
         self.load(&self.q, sample, kv_head, queries, q);
+        q.resize(rows * self.sizes.head_dim, E::Wide::ZERO);
         mixed.clear();
         mixed.resize(rows * channels, E::Wide::ZERO);
         let mut softmaxes = vec![Softmax::new(); rows];
-        for keys in self.key_tiles(queries) {
-            let k = self.tokens(&self.k, sample, kv_head, &keys, k);
+        for keys in self.key_tiles(sample, queries) {
+            let k = self.tokens(&self.k, sample, kv_head, &keys, LEAST_KEYS, k);
             self.scores(q, k, scores);
             for (row, (head, query)) in self.rows(queries).enumerate() {
                 let scores = &mut scores[row * COLUMNS..][..keys.len()];
@@ -386,8 +402,9 @@ impl<E: Number> Problem<'_, E> {
                     }
                 }
             }
-            let weights = Matrix::new(scores, rows, keys.len(), COLUMNS);
-            let v = self.tokens(&self.v, sample, kv_head, &keys, v);
+            // A score of zeros is 0, as a weight.
+            let weights = Matrix::new(scores, rows, keys.len().max(LEAST_KEYS), COLUMNS);
+            let v = self.tokens(&self.v, sample, kv_head, &keys, LEAST_KEYS, v);
             product(mixed, channels, Write::Add, E::Wide::ONE, weights, v);
         }
         for (row, (head, query)) in self.rows(queries).enumerate() {
@@ -780,8 +797,8 @@ impl<'a, E: Number> Backward<'a, E> {
                 *x *= row.factor;
             }
         }
-        let k = problem.tokens(&problem.k, sample, kv_head, keys, k);
-        let v = problem.tokens(&problem.v, sample, kv_head, keys, v);
+        let k = problem.tokens(&problem.k, sample, kv_head, keys, 0, k);
+        let v = problem.tokens(&problem.v, sample, kv_head, keys, 0, v);
         let (rows, columns) = (problem.group() * queries.len(), keys.len());
         problem.scores(q, k, scores);
         dscores.resize(rows * COLUMNS, E::Wide::ZERO);

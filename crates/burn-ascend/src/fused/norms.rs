@@ -1,9 +1,9 @@
-//! RMSNorm by the vendor's operators, and by ordinary operations beyond their limits.
+//! RMSNorm and LayerNorm by the vendor's operators, and by ordinary operations beyond their limits.
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{DType, Shape, TensorMetadata};
-use burn_attention::RmsNormOps;
-use burn_attention::composed::rms_norm as composed;
+use burn_attention::composed::{layer_norm, rms_norm};
+use burn_attention::{LayerNormOps, RmsNormOps};
 use burn_fused::like;
 
 use super::{Outputs, Refusal};
@@ -17,10 +17,10 @@ impl RmsNormOps for Ascend {
         weight: FloatTensor<Self>,
         epsilon: f64,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let outputs = Outputs::new(&x, [like(&x), (rstd_shape(&x), DType::F32)]);
+        let outputs = Outputs::new(&x, [like(&x), of_rows(&x)]);
         let outcome = forward(&x, &weight, epsilon).map_err(|refusal| (refusal, ()));
         let outputs = outputs.or_composed(outcome, |()| {
-            composed::forward::<Self>(x, weight, epsilon).into()
+            rms_norm::forward::<Self>(x, weight, epsilon).into()
         });
         outputs.into()
     }
@@ -35,9 +35,25 @@ impl RmsNormOps for Ascend {
         let outputs = Outputs::new(&x, [like(&x), of_weight]);
         let outcome = backward(&x, &weight, &rstd, &gradient).map_err(|refusal| (refusal, ()));
         let gradients = outputs.or_composed(outcome, |()| {
-            composed::backward::<Self>(x, weight, rstd, gradient).into()
+            rms_norm::backward::<Self>(x, weight, rstd, gradient).into()
         });
         gradients.into()
+    }
+}
+
+impl LayerNormOps for Ascend {
+    fn layer_norm_forward(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        epsilon: f64,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        let outputs = Outputs::new(&x, [like(&x), of_rows(&x), of_rows(&x)]);
+        let outcome = centred(&x, [&weight, &bias], epsilon).map_err(|refusal| (refusal, ()));
+        let outputs = outputs.or_composed(outcome, |()| {
+            layer_norm::forward::<Self>(x, weight, bias, epsilon).into()
+        });
+        outputs.into()
     }
 }
 
@@ -47,13 +63,13 @@ fn within(x: &AscendTensor) -> Result<(), Refusal> {
     if fits { Ok(()) } else { Err(Refusal::Limit) }
 }
 
-/// The shape of a number for each row of x.
-fn rstd_shape(x: &AscendTensor) -> Shape {
+/// A number for each row of x.
+fn of_rows(x: &AscendTensor) -> (Shape, DType) {
     let mut dims = x.dims().to_vec();
     if let Some(channels) = dims.last_mut() {
         *channels = 1;
     }
-    Shape::from(dims)
+    (Shape::from(dims), DType::F32)
 }
 
 fn forward(
@@ -64,12 +80,33 @@ fn forward(
     within(x)?;
     let context = x.context()?;
     let out = AscendTensor::empty_in(context, x.shape(), x.dtype());
-    let rstd = AscendTensor::empty_in(context, rstd_shape(x), DType::F32);
+    let (shape, dtype) = of_rows(x);
+    let rstd = AscendTensor::empty_in(context, shape, dtype);
     let [x, weight, out_view, rstd_view] = launch::views([x, weight, &out, &rstd])?;
     let operators = context.operators();
     let done = operators.rms_norm(x, weight, epsilon, out_view, rstd_view);
     done.map_err(Refusal::operator)?;
     Ok([out, rstd])
+}
+
+/// By LayerNorm.
+fn centred(
+    x: &AscendTensor,
+    [weight, bias]: [&AscendTensor; 2],
+    epsilon: f64,
+) -> Result<[AscendTensor; 3], Refusal> {
+    within(x)?;
+    let context = x.context()?;
+    let outputs = [(x.shape(), x.dtype()), of_rows(x), of_rows(x)];
+    let outputs = outputs.map(|(shape, dtype)| AscendTensor::empty_in(context, shape, dtype));
+    let [out, mean, rstd] = outputs.each_ref();
+    let [x, weight, bias, out, mean, rstd] = launch::views([x, weight, bias, out, mean, rstd])?;
+    let width = [*x.dims.last().unwrap_or(&1) as i64];
+    let [weight, bias, mean, rstd] = [weight, bias, mean, rstd].map(Some);
+    let operators = context.operators();
+    let done = operators.layer_norm(x, &width, weight, bias, epsilon, out, mean, rstd);
+    done.map_err(Refusal::operator)?;
+    Ok(outputs)
 }
 
 fn backward(

@@ -1,0 +1,110 @@
+//! Products on the CPU whose rows have the same bits however many there are.
+//!
+//! gemm, the library of burn's CPU backend, adds in another order where a product has few rows:
+//! the generation of a token, or a short answer that is scored, would differ from training. A kernel
+//! computes small products in the order of large ones, each sum over stretches of inputs, and many
+//! times faster; for tensors with gradients, rows of zeros make a product large enough.
+
+#[cfg(feature = "flex")]
+mod few;
+
+use std::any::Any;
+
+use burn::backend::autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, DispatchDevice, TensorMetadata};
+use burn::tensor::{DType, Shape};
+use burn_fused::primitive::slice;
+
+burn_fused::reaches!(Flex: cfg(feature = "flex"));
+
+operation! {
+    /// Products as a backend computes them.
+    pub(crate) trait ProductOps {
+        /// Computes x weight; where rows could depend on their number, so that they do not.
+        ///
+        /// # Shapes
+        /// - x: `[rows, inputs]`; weight: `[inputs, outputs]`; out: `[rows, outputs]`
+        fn product(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
+            product::<Self>(x, weight)
+        }
+    }
+}
+
+#[cfg(feature = "flex")]
+impl ProductOps for burn::backend::Flex {}
+#[cfg(feature = "cube")]
+impl ProductOps for burn::backend::Cube {}
+#[cfg(feature = "remote")]
+impl ProductOps for burn::backend::Remote {}
+
+/// With burn's own gradients.
+impl<B: ProductOps, C: CheckpointStrategy> ProductOps for Autodiff<B, C> {}
+
+/// Up to this many elements of the product, gemm sums in vectors along the inputs.
+const SMALL_PRODUCT: usize = 256;
+/// Up to these rows and outputs, its stretches have other lengths.
+const SMALL_SIDE: usize = 64;
+/// Up to these rows, and to these outputs, the kernel is faster.
+const FEW_ROWS: usize = 16;
+const FEW_OUTPUTS: usize = 16;
+/// The longest stretch of inputs of one sum.
+const STRETCH: usize = 512;
+
+/// True if a product has few rows or outputs.
+fn is_small(rows: usize, outputs: usize) -> bool {
+    rows <= FEW_ROWS || outputs < FEW_OUTPUTS || rows.max(outputs) <= SMALL_SIDE
+}
+
+/// The inputs of one sum, but for the last.
+fn stretch(inputs: usize) -> usize {
+    inputs.div_ceil(inputs.div_ceil(STRETCH).max(1)).max(1)
+}
+
+/// The fewest rows with which gemm adds as with many.
+pub(crate) fn fewest([inputs, outputs]: [usize; 2]) -> usize {
+    let least = SMALL_PRODUCT / outputs.max(1) + 1;
+    if inputs > STRETCH && outputs <= SMALL_SIDE {
+        return least.max(SMALL_SIDE + 1);
+    }
+    least.max(2)
+}
+
+/// True for burn's CPU backend, as itself or behind the dispatch.
+pub(crate) fn is_cpu<D: 'static>(device: &D) -> bool {
+    let device: &dyn Any = device;
+    #[cfg(feature = "flex")]
+    if device.is::<burn::backend::flex::FlexDevice>() {
+        return true;
+    }
+    device.downcast_ref::<DispatchDevice>().is_some_and(reaches)
+}
+
+/// Computes x weight.
+///
+/// # Shapes
+/// - x: `[rows, inputs]`; weight: `[inputs, outputs]`; out: `[rows, outputs]`
+pub(crate) fn product<B: Backend>(x: FloatTensor<B>, weight: FloatTensor<B>) -> FloatTensor<B> {
+    let ([rows, inputs], sizes @ [_, outputs]) = (x.shape().dims(), weight.shape().dims());
+    // gemm rounds f16 after each stretch.
+    if rows == 0 || x.dtype() == DType::F16 || !is_cpu(&x.device()) {
+        return B::float_matmul(x, weight);
+    }
+    #[cfg(feature = "flex")]
+    if is_small(rows, outputs) {
+        let pair: [&dyn Any; 2] = [&x, &weight];
+        if let [Some(x), Some(weight)] = pair.map(<dyn Any>::downcast_ref)
+            && let Some(out) = few::product(x, weight)
+            && let Ok(out) = (Box::new(out) as Box<dyn Any>).downcast()
+        {
+            return *out;
+        }
+    }
+    let missing = fewest(sizes).saturating_sub(rows);
+    if missing == 0 {
+        return B::float_matmul(x, weight);
+    }
+    let zeros = B::float_zeros(Shape::new([missing, inputs]), &x.device(), x.dtype().into());
+    let out = B::float_matmul(B::float_cat(vec![x, zeros], 0), weight);
+    slice::<B>(out, 0, 0..rows)
+}
