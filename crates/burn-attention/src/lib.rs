@@ -43,7 +43,7 @@ pub use burn_fused::{Implementation, OpError};
 pub use cross_entropy::{CrossEntropy, CrossEntropyOp, CrossEntropyOps, IGNORED};
 pub use error::{AttentionError, Result};
 pub use gated_delta::{GatedDelta, GatedDeltaOp, GatedDeltaOps, KeptStates, gated_delta_step};
-pub use gelu::{GeluOps, gelu};
+pub use gelu::{GeluOps, gelu, gelu_tanh};
 pub use gradients::{GradientSource, backward_from, stand_in};
 pub use grouped_linear::{GroupedLinearOp, GroupedLinearOps, grouped_linear};
 pub use layer_norm::{LayerNormOps, layer_norm};

@@ -2,9 +2,9 @@
 
 use burn::module::{Module, Param};
 use burn::nn::Initializer;
-use burn::tensor::activation::{gelu_approximate, sigmoid, silu};
+use burn::tensor::activation::{sigmoid, silu};
 use burn::tensor::{DType, Device, Tensor};
-use burn_attention::{Attention, GradientSource, gelu, swiglu};
+use burn_attention::{Attention, GradientSource, gelu, gelu_tanh, swiglu};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
@@ -38,7 +38,7 @@ impl Activation {
             Self::Silu => silu(x),
             Self::QuickGelu => x.clone() * sigmoid(x * 1.702),
             Self::Gelu => gelu(x),
-            Self::GeluTanh => gelu_approximate(x),
+            Self::GeluTanh => gelu_tanh(x),
         }
     }
 }

@@ -13,4 +13,11 @@ impl<B: GeluOps, C: CheckpointStrategy> GeluOps for Autodiff<B, C> {
             [Some(B::gelu_gradient(x, gradient))]
         })
     }
+
+    fn gelu_tanh_forward(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        let ([x], nodes) = parts([x]);
+        node::<B, C, _, _>(nodes, x, B::gelu_tanh_forward, |x, gradient, _| {
+            [Some(B::gelu_tanh_gradient(x, gradient))]
+        })
+    }
 }

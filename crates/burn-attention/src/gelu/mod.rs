@@ -2,6 +2,7 @@
 
 mod backward;
 mod op;
+mod tanh;
 
 #[cfg(any(feature = "cube", test))]
 use burn::backend::{Backend, tensor::FloatTensor};
@@ -40,6 +41,30 @@ pub fn gelu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     }
 }
 
+/// Computes x / 2 (1 + tanh(c (x + 0.044715 x^3))), c = sqrt(2 / pi): an approximation of [`gelu`].
+///
+/// # Numerics
+/// 16-bit tensors are computed in f32 and each result is rounded once.
+///
+/// # Memory
+/// The autodiff graph keeps x.
+///
+/// # Example
+/// ```
+/// use burn::tensor::{Device, Tensor};
+///
+/// let x = Tensor::<1>::from_floats([1.0], &Device::flex());
+/// let y = burn_attention::gelu_tanh(x).into_scalar::<f32>();
+/// assert!((y - 0.841_192).abs() < 1e-6);
+/// ```
+pub fn gelu_tanh<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    let x = x.into_dispatch();
+    Tensor::from_dispatch(match backends::reaches(&x.device()) {
+        true => Dispatch::gelu_tanh_forward(x),
+        false => tanh::forward::<Dispatch>(x),
+    })
+}
+
 /// With F the distribution function: (F(x) + x F'(x)) times the gradient.
 #[cfg(any(feature = "cube", test))]
 fn gradient<B: Backend>(x: FloatTensor<B>, gradient: FloatTensor<B>) -> FloatTensor<B> {
@@ -75,16 +100,23 @@ mod tests {
         };
         let numbers = |x: Tensor<1>| -> Vec<f64> { x.into_data().iter().collect() };
         let step = 1e-5;
-        let [above, below] = [step, -step].map(|by| numbers(gelu(of(by, &device))));
-        let x = of(0.0, &device.clone().autodiff()).require_grad();
-        let slopes = x.grad(&gelu(x.clone()).sum().backward());
-        let x = of(0.0, &device).into_dispatch();
-        let ones = Tensor::<1>::ones([values.len()], (&device, DType::F64)).into_dispatch();
-        let composed = Tensor::<1>::from_dispatch(gradient::<Dispatch>(x, ones));
-        for slopes in [slopes.expect("a gradient"), composed] {
-            for ((above, below), slope) in above.iter().zip(&below).zip(numbers(slopes)) {
-                let expected = (above - below) / (2.0 * step);
-                assert!((expected - slope).abs() < 1e-8, "{slope} for {expected}");
+        let functions: [(fn(Tensor<1>) -> Tensor<1>, _); 2] = [(gelu, true), (gelu_tanh, false)];
+        for (function, has_composed) in functions {
+            let [above, below] = [step, -step].map(|by| numbers(function(of(by, &device))));
+            let x = of(0.0, &device.clone().autodiff()).require_grad();
+            let slopes = x.grad(&function(x.clone()).sum().backward());
+            let mut found = vec![slopes.expect("a gradient")];
+            if has_composed {
+                let x = of(0.0, &device).into_dispatch();
+                let ones = Tensor::<1>::ones([values.len()], (&device, DType::F64));
+                let composed = gradient::<Dispatch>(x, ones.into_dispatch());
+                found.push(Tensor::from_dispatch(composed));
+            }
+            for slopes in found {
+                for ((above, below), slope) in above.iter().zip(&below).zip(numbers(slopes)) {
+                    let expected = (above - below) / (2.0 * step);
+                    assert!((expected - slope).abs() < 1e-8, "{slope} for {expected}");
+                }
             }
         }
     }

@@ -17,6 +17,19 @@ operation! {
         fn gelu_gradient(x: FloatTensor<Self>, gradient: FloatTensor<Self>) -> FloatTensor<Self> {
             Self::gelu_backward(x, gradient)
         }
+
+        /// Computes the output of the tanh approximation.
+        fn gelu_tanh_forward(x: FloatTensor<Self>) -> FloatTensor<Self> {
+            super::tanh::forward::<Self>(x)
+        }
+
+        /// Computes the gradient of x of the tanh approximation from the output's gradient.
+        fn gelu_tanh_gradient(
+            x: FloatTensor<Self>,
+            gradient: FloatTensor<Self>,
+        ) -> FloatTensor<Self> {
+            super::tanh::gradient::<Self>(x, gradient)
+        }
     }
 }
 

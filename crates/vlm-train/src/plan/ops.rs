@@ -547,12 +547,24 @@ pub(super) fn quick_gelu(run: &Run, x: Var) -> Var {
     multiply(run, x, sigmoid)
 }
 
-/// Gelu in its tanh approximation.
+/// Gelu in its tanh approximation, as one operation.
 pub(super) fn gelu_tanh(run: &Run, x: Var) -> Var {
-    let cube = function(run, x.clone());
-    let inner = add(run, x.clone(), scaled(run, cube));
-    let tanh = function(run, scaled(run, inner));
-    scaled(run, multiply(run, x, scaled(run, tanh)))
+    let (wide, narrow) = (run.types.wide, x.value.width);
+    let (parents, kept) = ([x.node], x.value);
+    let value = {
+        let x = kept.clone().cast(wide);
+        x.clone().zip(x.clone()).map().zip(x).cast(narrow)
+    };
+    run.op(parents, value, move |_, gradient, onward| {
+        let x = kept.cast(wide);
+        let gradient = gradient.dense().cast(wide);
+        let squares = x.clone().zip(x.clone());
+        let tanh = squares.clone().map().zip(x.clone());
+        let of_inner = squares.map();
+        let of_tanh = tanh.clone().zip(tanh.clone());
+        let slope = tanh.map().zip(of_tanh.zip(of_inner).zip(x));
+        onward.give(0, gradient.zip(slope).cast(narrow));
+    })
 }
 
 /// Word embeddings of tokens.
