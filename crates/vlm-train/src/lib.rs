@@ -35,6 +35,7 @@ mod batch;
 mod checkpoint;
 pub mod compare;
 mod error;
+mod experts;
 mod folder;
 pub mod job;
 mod log;
