@@ -566,7 +566,8 @@ fn plan(
     recipe: &Recipe,
     ranks: RunRanks,
 ) -> Result<MemoryPlan> {
-    let mut plan = MemoryPlan::new(config, recipe, options.dtype())?;
+    let (dtype, divided) = (options.dtype(), ranks.expert_parallel);
+    let mut plan = MemoryPlan::with_expert_parallel(config, recipe, dtype, divided)?;
     if options.loss.reference.is_some() {
         plan = plan.with_other_reference();
     }

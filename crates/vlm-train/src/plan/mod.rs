@@ -150,11 +150,35 @@ impl MemoryPlan {
     /// # Errors
     /// Those of [`Trainer::new`](crate::Trainer::new).
     pub fn new(config: &VlmConfig, recipe: &Recipe, dtype: DType) -> Result<Self> {
+        Self::with_expert_parallel(config, recipe, dtype, 1)
+    }
+
+    /// As [`new`](Self::new), on one of the devices that divide the experts, whose number divides
+    /// that of the experts. Each expert is taken to have equally many tokens.
+    ///
+    /// # Errors
+    /// Those of [`new`](Self::new).
+    pub fn with_expert_parallel(
+        config: &VlmConfig,
+        recipe: &Recipe,
+        dtype: DType,
+        expert_parallel: usize,
+    ) -> Result<Self> {
         recipe.check()?;
         // Initialises no weights.
         let mut model = config.init(&Device::flex())?;
         let sizes = model.weight_sizes();
         let weights = sizes.iter().map(|(_, elements)| elements).sum::<usize>();
+        let of_experts = model.expert_axes();
+        let of_experts = of_experts
+            .values()
+            .map(|axis| axis.elements())
+            .sum::<usize>();
+        let weights = weights - of_experts + of_experts / expert_parallel;
+        let share = |path: &str, elements: usize| match path.contains(".mlp.experts.") {
+            true => elements / expert_parallel,
+            false => elements,
+        };
         let mut blocks: BTreeMap<Block, [usize; 2]> = BTreeMap::new();
         for (block, elements) in &sizes {
             blocks.entry(*block).or_default()[0] += elements * dtype.size();
@@ -171,7 +195,7 @@ impl MemoryPlan {
         let wide = DType::F32.size().max(dtype.size());
         let mut trained: Vec<(ModelPart, usize)> = Vec::new();
         for (path, layer) in &adapted {
-            let rows = layer.rank * layer.matrices;
+            let rows = share(path, layer.rank * layer.matrices);
             let halves = [layer.inputs, layer.outputs].map(|columns| columns * rows);
             trained.extend(halves.map(|elements| (ModelPart::of(path), elements)));
             let elements: usize = halves.iter().sum();
@@ -179,6 +203,10 @@ impl MemoryPlan {
             *weights += elements * wide;
             *of_block += elements;
         }
+        let whole: Vec<(String, usize)> = whole
+            .into_iter()
+            .map(|(path, elements)| (path.clone(), share(&path, elements)))
+            .collect();
         let in_adapters: usize = trained.iter().map(|(_, elements)| elements).sum();
         trained.extend(
             whole
@@ -193,6 +221,7 @@ impl MemoryPlan {
             drops,
             whole: &whole,
             adapted: &adapted,
+            expert_parallel,
         };
         Ok(Self {
             types: Types {
