@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::tensor::{IndexingUpdateOp, Tensor};
 use burn_attention::{GradientSource, backward_from};
 
@@ -38,8 +38,18 @@ impl ExpertAxis {
     }
 
     /// Cuts the elements of a share out of those of all experts, flat.
-    pub fn cut(&self, all: Tensor<1>, share: ExpertShare) -> Tensor<1> {
-        let own = self.of(self.experts / share.count.max(1));
+    ///
+    /// # Errors
+    /// [`VlmError::Unsupported`] if these are not the elements, or the shares do not divide the
+    /// experts.
+    pub fn cut(&self, all: Tensor<1>, share: ExpertShare) -> Result<Tensor<1>> {
+        self.expect(all.dims()[0], self.elements())?;
+        self.expect_shares(share)?;
+        Ok(self.cut_fitting(all, share))
+    }
+
+    fn cut_fitting(&self, all: Tensor<1>, share: ExpertShare) -> Tensor<1> {
+        let own = self.of(self.experts / share.count);
         let shaped = all.reshape([self.outer, self.experts, self.inner]);
         let cut = shaped.narrow(1, share.index * own.experts, own.experts);
         let elements = own.elements();
@@ -49,11 +59,49 @@ impl ExpertAxis {
     }
 
     /// Joins the elements of all shares, in order and flat.
-    pub fn join(&self, shares: Vec<Tensor<1>>) -> Tensor<1> {
-        let own = self.experts / shares.len().max(1);
-        let shaped = |share: Tensor<1>| share.reshape([self.outer, own, self.inner]);
+    ///
+    /// # Errors
+    /// As [`cut`](Self::cut).
+    pub fn join(&self, shares: Vec<Tensor<1>>) -> Result<Tensor<1>> {
+        let count = shares.len();
+        self.expect_shares(ExpertShare { index: 0, count })?;
+        let own = self.of(self.experts / count);
+        for share in &shares {
+            self.expect(share.dims()[0], own.elements())?;
+            let (found, expected) = (share.dtype(), shares[0].dtype());
+            if found != expected {
+                return Err(VlmError::Unsupported {
+                    key: "the types of shares",
+                    found: format!("{found:?} and {expected:?}"),
+                    expected: "one type",
+                });
+            }
+        }
+        let shaped = |share: Tensor<1>| share.reshape([own.outer, own.experts, own.inner]);
         let all = Tensor::cat(shares.into_iter().map(shaped).collect(), 1);
-        all.reshape([self.elements()])
+        Ok(all.reshape([self.elements()]))
+    }
+
+    fn expect(&self, found: usize, elements: usize) -> Result<()> {
+        if found == elements && elements > 0 {
+            return Ok(());
+        }
+        Err(VlmError::Unsupported {
+            key: "the elements of a parameter of experts",
+            found: format!("{found}, of {self:?}"),
+            expected: "those of its experts, at least one",
+        })
+    }
+
+    fn expect_shares(&self, share: ExpertShare) -> Result<()> {
+        if share.index < share.count && self.experts.is_multiple_of(share.count) {
+            return Ok(());
+        }
+        Err(VlmError::Unsupported {
+            key: "the number of experts",
+            found: self.experts.to_string(),
+            expected: "a multiple of the ranks that divide them",
+        })
     }
 }
 
@@ -111,7 +159,7 @@ impl Vlm {
     /// expert of this rank
     ///
     /// # Errors
-    /// [`VlmError::Walk`] if the layer has no experts; those of the device.
+    /// [`VlmError::Walk`] if the layer has no experts, or other shapes; those of the device.
     pub fn pass_experts(
         &self,
         layer: usize,
@@ -123,6 +171,17 @@ impl Vlm {
         let network = network.and_then(Layer::experts).ok_or_else(|| {
             VlmError::Walk(format!("layer {layer} has no experts to pass rows through"))
         })?;
+        let ([_, channels], own) = (network.sizes(), network.experts().count());
+        let sum = counts
+            .iter()
+            .try_fold(0_usize, |sum, count| sum.checked_add(*count));
+        if counts.len() != own || Some(rows.dims()[0]) != sum || rows.dims()[1] != channels {
+            return Err(VlmError::Walk(format!(
+                "{own} experts pass rows of {channels} channels, as many as {counts:?} add up to; \
+                 found {:?}",
+                rows.dims()
+            )));
+        }
         let experts = match with_gradients {
             true => network.experts().clone(),
             false => network.experts().clone().no_grad(),
@@ -235,33 +294,27 @@ impl ExpertPass {
     }
 
     /// Computes the gradient of the rows from that of the outputs, both without autodiff. `walk`
-    /// receives the gradients of the experts' parameters, which are 0 without rows.
+    /// receives the gradients of the experts' parameters, none without rows.
     ///
     /// # Errors
-    /// If the gradient is not one of the outputs.
+    /// [`VlmError::Walk`] without gradients; if the gradient is not one of the outputs.
     pub fn backward(self, gradient: Tensor<2>, walk: &mut dyn Walk) -> Result<Tensor<2>> {
         let Some(outputs) = self.outputs else {
-            self.experts.visit(&mut Zeros { walk });
+            if gradient.dims() != self.rows.dims() {
+                let found = gradient.dims();
+                let reason = format!("no rows have outputs with a gradient of {found:?}");
+                return Err(VlmError::Walk(reason));
+            }
             return Ok(gradient);
         };
-        let mut gradients = backward_from([GradientSource::new(outputs, gradient)?]);
+        let source = GradientSource::new(outputs, gradient)?;
+        if !source.is_tracked() {
+            return Err(VlmError::Walk("the pass keeps no gradients".to_owned()));
+        }
+        let mut gradients = backward_from([source]);
         collect(&self.experts, &mut gradients, walk);
         let of_rows = self.rows.grad_remove(&mut gradients);
         of_rows.ok_or_else(|| VlmError::Walk("the rows of experts have no gradient".to_owned()))
-    }
-}
-
-/// Passes zeros as the gradients of a module's parameters to a walk.
-struct Zeros<'a> {
-    walk: &'a mut dyn Walk,
-}
-
-impl ModuleVisitor for Zeros<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let value = param.val();
-        if value.is_require_grad() {
-            self.walk.add(param.id, flat(value.inner().zeros_like()));
-        }
     }
 }
 
@@ -279,7 +332,7 @@ impl ModuleMapper for Cut {
         param.map(|tensor| {
             let mut dims = tensor.dims();
             dims[0] /= self.share.count;
-            let cut = axis.cut(flat(tensor.clone().inner()), self.share);
+            let cut = axis.cut_fitting(flat(tensor.clone().inner()), self.share);
             let cut = Tensor::from_inner(cut.reshape(dims));
             cut.set_require_grad(tensor.is_require_grad())
         })

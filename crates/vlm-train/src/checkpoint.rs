@@ -349,7 +349,7 @@ impl Trainer {
     }
 
     /// The elements of a parameter on all ranks together.
-    fn whole_elements(&self, parameter: &Parameter) -> usize {
+    pub(crate) fn whole_elements(&self, parameter: &Parameter) -> usize {
         let axis = self
             .expert_ranks()
             .and_then(|(experts, _)| experts.axis(parameter.id));
@@ -462,7 +462,7 @@ impl Trainer {
                 continue;
             };
             let tensor = match axis {
-                Some((experts, axis)) => experts.cut(axis, tensor),
+                Some((experts, axis)) => experts.cut(axis, tensor)?,
                 None => tensor,
             };
             let id = parameter.id;

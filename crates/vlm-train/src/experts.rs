@@ -12,6 +12,7 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use vlm_models::{ExpertAxis, ExpertPass, ExpertShare, Vlm, VlmError, Walk};
 
 use crate::error::{Result, VlmTrainError};
+use crate::optimizer::Step;
 use crate::ranks::{NoSum, Peers};
 use crate::recipe::Recipe;
 use crate::shards::Sharding;
@@ -125,7 +126,10 @@ impl ExpertRanks {
     }
 
     /// Cuts this rank's elements out of those of all experts.
-    pub(crate) fn cut(&self, axis: ExpertAxis, all: Tensor<1>) -> Tensor<1> {
+    ///
+    /// # Errors
+    /// If these are not the elements.
+    pub(crate) fn cut(&self, axis: ExpertAxis, all: Tensor<1>) -> vlm_models::Result<Tensor<1>> {
         axis.cut(all, self.share_of(self.rank))
     }
 
@@ -200,7 +204,8 @@ impl ExpertRanks {
             all.clone()
                 .slice([index * elements..(index + 1) * elements])
         };
-        Ok(axis.join((0..self.size).map(share).collect()))
+        let all = axis.join((0..self.size).map(share).collect());
+        all.map_err(|error| error.to_string())
     }
 
     /// Sums a number of each rank over the ranks of one group, the same for all.
@@ -437,6 +442,35 @@ impl Trainer {
         peers.experts = Some(experts);
         self.parameters = self.model.parameters();
         Ok(self)
+    }
+
+    /// The elements of the trained parameters, on all ranks together.
+    pub fn trained_elements(&self) -> usize {
+        let parameters = self.parameters.iter();
+        parameters
+            .map(|parameter| self.whole_elements(parameter))
+            .sum()
+    }
+
+    /// Updates without effect and all updates counted: of experts, on all ranks that divide them.
+    pub(crate) fn lost_updates(
+        &self,
+        lost: &[(ParamId, [usize; 2])],
+        step: Step,
+    ) -> Result<[usize; 2]> {
+        let experts = self.expert_ranks();
+        let add = |is_of_experts: bool| {
+            let of = |id: &ParamId| experts.is_some_and(|(of, _)| of.axis(*id).is_some());
+            let lost = lost.iter().filter(|(id, _)| of(id) == is_of_experts);
+            lost.fold([0; 2], |[lost, all], (_, [a, b])| [lost + a, all + b])
+        };
+        let mut sum = add(false);
+        if let Some((experts, peers)) = experts.filter(|_| step.is_watched) {
+            for (sum, own) in sum.iter_mut().zip(add(true)) {
+                *sum += experts.add(peers, own as f64)? as usize;
+            }
+        }
+        Ok(sum)
     }
 
     /// The ranks that divide the experts, and all others, if they are divided.

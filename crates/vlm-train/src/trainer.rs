@@ -277,7 +277,7 @@ impl Trainer {
                 update,
             );
             self.model = model;
-            lost
+            self.lost_updates(&lost, update)?
         };
         self.steps = step;
         report.lost_updates = (watched > 0).then(|| lost as f64 / watched as f64);

@@ -5,13 +5,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{DType, Tensor};
-use vlm_models::{LoraConfig, Vlm, VlmConfig};
+use vlm_models::{LoraConfig, ModelPart, Vlm, VlmConfig};
 use vlm_train::{
     Begun, Collective, HostSums, RankGroup, Recipe, Sharding, TrainedParts, Trainer, VlmTrainError,
 };
 
 use crate::common::{Folder, WITH_EXPERTS, base, load, packed, sample};
 use crate::ranks::{Fault, Job, SECONDS, apart, best, short, state, train, train_ranks, whole};
+use crate::reference::apart_in_torch;
 
 /// The experts that tokens pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -173,17 +174,31 @@ fn experts_without_tokens_and_one_expert_of_all_tokens_learn_alike() {
     }
 }
 
+/// Of batches of one sample, of which some have no picture: ranks without one pass the tokens of the
+/// others, also where these train the tower alone, and then have no gradients without a picture.
+#[test]
+fn ranks_without_a_micro_batch_pass_the_tokens_of_others() {
+    let tower = TrainedParts::Full(vec![ModelPart::Tower, ModelPart::Merger].into());
+    for (trained, batch, steps) in [(whole(), 1, 4), (beside(&EXPERTS), 3, 2), (tower, 2, 3)] {
+        let job = Job {
+            batch,
+            ..job(WITH_EXPERTS[0], short(trained, steps))
+        };
+        agree(job, &[[4, 2], [4, 4]], [1e-6, 4e-6, 1e-6]);
+    }
+}
+
 /// Of eight ranks, four have no sample of a batch.
 #[test]
 #[ignore = "minutes: in the deep checks"]
 fn twenty_steps_of_divided_experts_learn_what_one_device_learns() {
     for family in WITH_EXPERTS {
-        for (loads, trained) in [
-            (Loads::Drawn, beside(&EXPERTS)),
-            (Loads::Drawn, whole()),
+        for (loads, name, trained) in [
+            (Loads::Drawn, "lora", beside(&EXPERTS)),
+            (Loads::Drawn, "full", whole()),
             // With a trained router, equal scores would become those of rounding.
-            (Loads::Three, beside(&EXPERTS)),
-            (Loads::One, beside(&EXPERTS)),
+            (Loads::Three, "lora", beside(&EXPERTS)),
+            (Loads::One, "lora", beside(&EXPERTS)),
         ] {
             let recipe = Recipe {
                 router_loss: (loads == Loads::Drawn).then_some(0.1),
@@ -194,13 +209,20 @@ fn twenty_steps_of_divided_experts_learn_what_one_device_learns() {
                 ..job(family, recipe)
             };
             let divisions = [[2, 2], [4, 2], [4, 4], [8, 4], [8, 8]];
-            agree(job, &divisions, [1e-6, 4e-6, 1e-5]);
+            // Norms of Qwen3.5 drift apart in torch as well.
+            let [_, of_norms] = apart_in_torch(family, name, 20);
+            agree(
+                job,
+                &divisions,
+                [1e-6, f64::max(4e-6, 2.0 * of_norms), 1e-4],
+            );
         }
     }
 }
 
 /// The first loss is that of as many ranks with all experts, in bf16 to the bit: each token's sum is
-/// in the same order. In f32, products of more rows may be rounded differently.
+/// in the same order. In f32, products of more rows may be rounded differently. The share of updates
+/// that bf16 loses is of all experts, too.
 #[test]
 fn the_first_loss_does_not_depend_on_the_division() {
     for (family, precision, bound) in [
@@ -211,17 +233,27 @@ fn the_first_loss_does_not_depend_on_the_division() {
         let mut first = None;
         for expert_parallel in [1, 2, 4] {
             let folder = Folder::new(&format!("first-{expert_parallel}"));
+            let recipe = Recipe {
+                masters: false,
+                ..short(whole(), 2)
+            };
             let job = Job {
                 folder: folder.0.clone(),
                 precision,
                 expert_parallel,
-                ..job(family, short(whole(), 2))
+                ..job(family, recipe)
             };
-            let loss = train_ranks(4, &job).unwrap()[0].reports[0].loss;
-            let apart = (loss / *first.get_or_insert(loss) - 1.0).abs();
+            let reports = train_ranks(4, &job).unwrap().remove(0).reports;
+            let found = (reports[0].loss, reports[1].lost_updates);
+            let expected = first.get_or_insert(found);
+            let apart = (found.0 / expected.0 - 1.0).abs();
+            let case = format!("{family}, {precision:?}, {expert_parallel}");
+            assert!(apart <= bound, "{case}: {apart:e}");
+            let [found, expected] = [found.1, expected.1].map(|lost| lost.unwrap_or(0.5));
+            println!("{case}: {found} lost");
             assert!(
-                apart <= bound,
-                "{family}, {precision:?}, {expert_parallel}: {apart:e}"
+                (found / expected - 1.0).abs() <= 1e-3,
+                "{case}: {found}, {expected}"
             );
         }
     }
