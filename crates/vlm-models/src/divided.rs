@@ -55,7 +55,7 @@ impl ExpertAxis {
         let elements = own.elements();
         // A view would keep the whole.
         let cut = cut.reshape([elements]);
-        cut.zeros_like().slice_assign([0..elements], cut)
+        cut.zeros_like().slice_assign(0..elements, cut)
     }
 
     /// Joins the elements of all shares, in order and flat.

@@ -172,7 +172,7 @@ impl ExpertRanks {
         let sum = sums.fold(first, |sum, next| sum + next);
         let all = sum.repeat_dim(0, groups).reshape([part * groups]);
         let all = peers.collective.all_to_all(all, counts)?;
-        Ok(all.slice([0..elements]))
+        Ok(all.slice(0..elements))
     }
 
     /// The elements of all experts, on the first rank, from those of each rank; nothing of use on
@@ -195,15 +195,12 @@ impl ExpertRanks {
             self.counts(|_| elements, from),
         ];
         let given = if is_first_group { elements } else { 0 };
-        let own = own.slice([0..given]);
+        let own = own.slice(0..given);
         let all = peers.collective.all_to_all(own, [&counts[0], &counts[1]])?;
         if self.rank > 0 {
             return Ok(all);
         }
-        let share = |index: usize| {
-            all.clone()
-                .slice([index * elements..(index + 1) * elements])
-        };
+        let share = |index: usize| all.clone().slice(index * elements..(index + 1) * elements);
         let all = axis.join((0..self.size).map(share).collect());
         all.map_err(|error| error.to_string())
     }
