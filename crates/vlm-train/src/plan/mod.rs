@@ -169,11 +169,9 @@ impl MemoryPlan {
         let mut model = config.init(&Device::flex())?;
         let sizes = model.weight_sizes();
         let weights = sizes.iter().map(|(_, elements)| elements).sum::<usize>();
-        let of_experts = model.expert_axes();
-        let of_experts = of_experts
-            .values()
-            .map(|axis| axis.elements())
-            .sum::<usize>();
+        let expert_parallel = expert_parallel.max(1);
+        let axes = model.expert_axes();
+        let of_experts: usize = axes.values().map(|axis| axis.elements()).sum();
         let weights = weights - of_experts + of_experts / expert_parallel;
         let share = |path: &str, elements: usize| match path.contains(".mlp.experts.") {
             true => elements / expert_parallel,
@@ -192,7 +190,7 @@ impl MemoryPlan {
             }
             TrainedParts::Full(weights) => (false, model.whole_paths(weights)?),
         };
-        let wide = DType::F32.size().max(dtype.size());
+        let wide = types(dtype).wide;
         let mut trained: Vec<(ModelPart, usize)> = Vec::new();
         for (path, layer) in &adapted {
             let rows = share(path, layer.rank * layer.matrices);
@@ -203,20 +201,16 @@ impl MemoryPlan {
             *weights += elements * wide;
             *of_block += elements;
         }
-        let whole: Vec<(String, usize)> = whole
-            .into_iter()
-            .map(|(path, elements)| (path.clone(), share(&path, elements)))
-            .collect();
         let in_adapters: usize = trained.iter().map(|(_, elements)| elements).sum();
-        trained.extend(
-            whole
-                .iter()
-                .map(|(path, elements)| (ModelPart::of(path), *elements)),
-        );
+        let of_rank = |(path, elements): (String, usize)| {
+            let own = share(&path, elements);
+            (path, own)
+        };
+        let whole: BTreeMap<String, usize> = whole.into_iter().map(of_rank).collect();
         for (path, elements) in &whole {
+            trained.push((ModelPart::of(path), *elements));
             blocks.entry(Block::of(path)).or_default()[1] += elements;
         }
-        let whole: BTreeMap<String, usize> = whole.into_iter().collect();
         let parts = Trained {
             drops,
             whole: &whole,
@@ -224,13 +218,7 @@ impl MemoryPlan {
             expert_parallel,
         };
         Ok(Self {
-            types: Types {
-                narrow: dtype.size(),
-                wide,
-                widens: dtype == DType::BF16,
-                has_kernel: has_linear_kernel(&Device::flex(), dtype),
-                is_f16: dtype == DType::F16,
-            },
+            types: types(dtype),
             weights: weights * dtype.size(),
             adapters: in_adapters * wide,
             whole: whole.values().sum(),
@@ -472,6 +460,17 @@ impl MemoryPlan {
     /// which are gone when a shard of the sums over devices comes.
     fn exchange(&self) -> usize {
         self.trained()[0] * self.types.wide
+    }
+}
+
+/// The sizes of a type's elements, and of sums.
+fn types(dtype: DType) -> Types {
+    Types {
+        narrow: dtype.size(),
+        wide: DType::F32.size().max(dtype.size()),
+        widens: dtype == DType::BF16,
+        has_kernel: has_linear_kernel(&Device::flex(), dtype),
+        is_f16: dtype == DType::F16,
     }
 }
 
