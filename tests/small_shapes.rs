@@ -17,7 +17,7 @@ use burn_attention::{
 use rope_burn::rope_core::{Layout, Pairing, Positions, RotarySpec};
 use rope_burn::{Implementation, NormRotaryConfig, Rotary, RotaryAngles, RotaryConfig};
 use rope_core::{HeadNorm, NormOrder};
-use vlm_models::{Parameter, VlmConfig};
+use vlm_models::{ExpertAxis, ExpertShare, Parameter, VlmConfig};
 
 /// How often each function is called.
 const CALLS: usize = 300;
@@ -48,6 +48,23 @@ impl Random {
         } else {
             x
         }
+    }
+}
+
+/// A parameter of four experts, mostly of eight elements.
+fn axis(random: &mut Random) -> ExpertAxis {
+    ExpertAxis {
+        outer: random.size(2),
+        experts: random.size(4),
+        inner: random.size(1),
+    }
+}
+
+/// Mostly one of two shares.
+fn share(random: &mut Random) -> ExpertShare {
+    ExpertShare {
+        index: random.below(2),
+        count: random.size(2),
     }
 }
 
@@ -394,6 +411,31 @@ const FUNCTIONS: &[Function] = &[
         let sampled = parameter.sample_at(part, random.size(6), |element| first + element / 2);
         sampled.is_ok()
     }),
+    ("vlm-models ExpertAxis::cut", |random| {
+        let (axis, share) = (axis(random), share(random));
+        axis.cut(random.tensor([8]).inner(), share).is_ok()
+    }),
+    ("vlm-models ExpertAxis::join", |random| {
+        let axis = axis(random);
+        let shares = (0..random.size(2)).map(|_| random.tensor([4]).inner());
+        axis.join(shares.collect()).is_ok()
+    }),
+    ("vlm-models ExpertPass::backward", |random| {
+        let folder = rope_check::fixtures().expect("the test runs in the workspace");
+        let config = VlmConfig::from_folder(folder.join("models/qwen3_moe_tiny")).expect("reads");
+        let model = config.init(&Device::flex().autodiff()).expect("a model");
+        let [experts, channels] = model.expert_sizes().expect("experts");
+        let mut counts = vec![0; random.size(experts)];
+        counts
+            .iter_mut()
+            .take(2)
+            .for_each(|count| *count = random.below(3));
+        let rows = counts.iter().sum();
+        let [given, gradient] = [(); 2].map(|()| random.tensor([rows, channels]).inner());
+        let with_gradients = random.below(4) > 0;
+        let pass = model.pass_experts(random.below(2), given, &counts, with_gradients);
+        pass.is_ok_and(|pass| pass.backward(gradient, &mut |_, _| ()).is_ok())
+    }),
     ("vlm-models VisionConfig::patches", |random| {
         let folder = rope_check::fixtures().expect("the test runs in the workspace");
         let config = VlmConfig::from_folder(folder.join("models/qwen2_vl_tiny")).expect("reads");
@@ -462,8 +504,8 @@ fn each_public_function_of_tensors_is_called() {
                 Some((_, kind)) => format!("{package} {kind}::{function}"),
                 None => format!("{package} {function}"),
             };
-            // A whole model's are in the tests of models.
-            let is_of_a_model = name.starts_with("vlm-models Vlm::");
+            // A whole model's are in the tests of models, and those of walks refuse by default.
+            let is_of_a_model = name.starts_with("vlm-models Vlm::") || path.contains("trait.Walk");
             if !is_of_a_model && !FUNCTIONS.iter().any(|(known, _)| *known == name) {
                 missing.push(name);
             }

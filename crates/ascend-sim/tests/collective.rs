@@ -217,6 +217,199 @@ fn sums_are_scattered_and_parts_are_gathered_in_rank_order() {
     finish(session);
 }
 
+/// The elements that a rank gives to another, by their ranks: uneven, and some of them 0.
+fn counts_of_pair(from: u64, to: u64) -> u64 {
+    (3 * from + 2 * to) % 4
+}
+
+/// The lists of a rank in an exchange: elements for each rank and from it, with the first of each.
+fn lists(rank: u64, ranks: u64, of: fn(u64, u64) -> u64) -> [Vec<u64>; 4] {
+    let given: Vec<u64> = (0..ranks).map(|to| of(rank, to)).collect();
+    let received: Vec<u64> = (0..ranks).map(|from| of(from, rank)).collect();
+    let firsts = [&given, &received].map(|list| {
+        let sums = (0..list.len()).map(|end| list[..end].iter().sum());
+        sums.collect()
+    });
+    let [given_at, received_at] = firsts;
+    [given, given_at, received, received_at]
+}
+
+impl Rank {
+    /// An exchange of f32 in the vendor's order of parameters, with a number for each list.
+    fn exchange(&self, from: *mut c_void, lists: &[Vec<u64>; 4], to: *mut c_void) -> i32 {
+        let [given, given_at, received, received_at] =
+            lists.each_ref().map(|list| list.as_ptr().cast());
+        // SAFETY: a number for each rank; wrong memory is an error.
+        unsafe {
+            HcclAlltoAllV(
+                from,
+                given,
+                given_at,
+                FP32,
+                to,
+                received,
+                received_at,
+                FP32,
+                self.comm,
+                self.stream,
+            )
+        }
+    }
+}
+
+#[test]
+fn each_pair_of_ranks_exchanges_its_own_number_of_elements() {
+    let session = start(machine(3));
+    on_ranks(3, |rank| {
+        let own = u64::from(rank.rank);
+        let [given, given_at, received, mut received_at] = lists(own, 3, counts_of_pair);
+        let pairs = (0..3).flat_map(|to| (0..given[to]).map(move |i| (to, i)));
+        let elements: Vec<f32> = pairs
+            .map(|(to, i)| (100 * own + 10 * to as u64 + i) as f32)
+            .collect();
+        let from = rank.upload(&elements);
+        let to = rank.upload(&[-1.0_f32; 16]);
+        // Those of rank 0 come last, after a gap.
+        received_at[0] = 10;
+        let lists = [given, given_at, received.clone(), received_at.clone()];
+        assert_eq!(rank.exchange(from, &lists, to), 0, "{}", recent_message());
+        assert_eq!(rank.synchronize(), 0, "{}", recent_message());
+        let mut expected = [-1.0_f32; 16];
+        for source in 0..3 {
+            for i in 0..received[source] {
+                let at = (received_at[source] + i) as usize;
+                expected[at] = (100 * source as u64 + 10 * own + i) as f32;
+            }
+        }
+        assert_eq!(rank.download::<f32>(to, 16), expected);
+        // All to one, which itself gives nothing; the others receive into no memory.
+        let to_last = |_: u64, to: u64| u64::from(to == 2);
+        let all = if own == 2 { to } else { null_mut() };
+        assert_eq!(rank.exchange(from, &self::lists(own, 3, to_last), all), 0);
+        // Nothing at all.
+        let none = self::lists(own, 3, |_, _| 0);
+        assert_eq!(rank.exchange(null_mut(), &none, null_mut()), 0);
+        assert_eq!(rank.synchronize(), 0, "{}", recent_message());
+        if own == 2 {
+            assert_eq!(rank.download::<f32>(to, 3), [10.0, 100.0, 200.0]);
+        }
+        rank.free(from);
+        rank.free(to);
+    });
+    let counted = control::collectives()["HcclAlltoAllV"];
+    // Of (3 a + 2 b) mod 4, and of one element for the last of three.
+    let others = (0..3).flat_map(|a| (0..3).map(move |b| (a, b)));
+    let others = others.filter(|(a, b)| a != b);
+    let others: u64 = others.map(|(a, b)| counts_of_pair(a, b)).sum();
+    assert_eq!((counted.calls, counted.sent_bytes), (9, 4 * (others + 2)));
+    finish(session);
+}
+
+#[test]
+fn exchanges_of_ranks_that_differ_in_their_counts_are_refused() {
+    let session = start(machine(2));
+    on_ranks(2, |rank| {
+        let (from, to) = (rank.upload(&[1.0_f32; 4]), rank.upload(&[0.0_f32; 4]));
+        let own = u64::from(rank.rank);
+        let mut lists = lists(own, 2, |_, _| 1);
+        if own == 1 {
+            // Rank 0 gives one.
+            lists[2][0] = 2;
+            lists[3][1] = 2;
+        }
+        assert_eq!(rank.exchange(from, &lists, to), 0, "{}", recent_message());
+        assert_eq!(rank.synchronize(), DIFFER);
+        let says = "rank 0 gives 1 elements to rank 1, which expects 2";
+        assert!(recent_message().contains(says), "{}", recent_message());
+        rank.free(from);
+        rank.free(to);
+    });
+    assert_eq!(control::take_violations().len(), 2);
+    finish(session);
+}
+
+#[test]
+fn wrong_exchanges_are_refused() {
+    let session = start(machine(2));
+    on_ranks(2, |rank| {
+        let (from, to) = (rank.upload(&[1.0_f32; 4]), rank.upload(&[0.0_f32; 4]));
+        let good = || lists(u64::from(rank.rank), 2, |_, _| 2);
+        let refused = |from, change: &dyn Fn(&mut [Vec<u64>; 4]), to, expected, says: &str| {
+            let mut lists = good();
+            change(&mut lists);
+            let code = rank.exchange(from, &lists, to);
+            assert_eq!(code, expected, "{}", recent_message());
+            assert!(recent_message().contains(says), "{}", recent_message());
+        };
+        let none = |_: &mut [Vec<u64>; 4]| {};
+        refused(null_mut(), &none, to, 2, "sendBuf is null");
+        refused(from, &none, null_mut(), 2, "recvBuf is null");
+        refused(from, &none, from, 1, "sendBuf and recvBuf overlap");
+        refused(from, &|lists| lists[1][1] = 3, to, 1, "sendBuf of rank 1: ");
+        refused(
+            from,
+            &|lists| lists[3][1] = 3,
+            to,
+            1,
+            "reach outside allocation",
+        );
+        refused(
+            from,
+            &|lists| lists[3][1] = 1,
+            to,
+            1,
+            "two ranks overlap in recvBuf",
+        );
+        refused(
+            from,
+            &|lists| lists[1][0] = 1 << 62,
+            to,
+            1,
+            "sendBuf has 2 elements",
+        );
+        let lists = good();
+        let [given, given_at, received, received_at] =
+            lists.each_ref().map(|list| list.as_ptr().cast());
+        let none = std::ptr::null();
+        let (comm, stream) = (rank.comm, rank.stream);
+        // SAFETY: a number for each rank, or null; wrong calls are errors.
+        unsafe {
+            let code = HcclAlltoAllV(
+                from,
+                given,
+                given_at,
+                FP32,
+                to,
+                received,
+                received_at,
+                FP16,
+                comm,
+                stream,
+            );
+            assert_eq!(code, 1);
+            assert!(recent_message().contains("sendType is 4, recvType 3"));
+            let code = HcclAlltoAllV(
+                from,
+                given,
+                none,
+                FP32,
+                to,
+                received,
+                received_at,
+                FP32,
+                comm,
+                stream,
+            );
+            assert_eq!(code, 2);
+            assert!(recent_message().contains("displacements of sendBuf is null"));
+        }
+        rank.free(from);
+        rank.free(to);
+    });
+    assert!(!control::collectives().contains_key("HcclAlltoAllV"));
+    finish(session);
+}
+
 #[test]
 fn only_a_fixed_order_gives_equal_sums_in_every_run() {
     let session = start(machine(4));
@@ -343,6 +536,14 @@ fn products_that_do_not_sum_bf16_say_so() {
         let memory = rank.upload(&[0_u16]);
         assert_eq!(rank.all_reduce(memory, 1, BF16, SUM), 5);
         assert!(recent_message().contains("Ascend910A does not combine Bf16"));
+        let lists = [1_u64, 0].map(|number| [number]);
+        let [count, at] = lists.each_ref().map(|list| list.as_ptr().cast());
+        let (to, comm, stream) = (rank.upload(&[0_u16]), rank.comm, rank.stream);
+        // SAFETY: a number for each rank; a type that is not exchanged is an error.
+        let code =
+            unsafe { HcclAlltoAllV(memory, count, at, BF16, to, count, at, BF16, comm, stream) };
+        assert_eq!(code, 5, "{}", recent_message());
+        rank.free(to);
         rank.free(memory);
     });
     finish(session);
@@ -448,8 +649,25 @@ fn the_other_process() {
     assert_eq!(unsafe { aclrtSetDevice(0) }, 0);
     let rank = Rank::join(&root, 2, 1);
     assert_eq!(rank.sum(&[10.0_f32, 20.0], FP32, SUM), [11.0, 22.0]);
+    assert_eq!(exchange_of_two(&rank), [1.0, 2.0]);
     rank.end();
     finish(session);
+}
+
+/// What a rank receives of 10 times its rank and the two numbers after it, of which rank 0 takes
+/// one and rank 1 two, but not from itself.
+fn exchange_of_two(rank: &Rank) -> Vec<f32> {
+    let own = f32::from(rank.rank as u8) * 10.0;
+    let from = rank.upload(&[own + 1.0, own + 2.0]);
+    let to = rank.upload(&[0.0_f32; 2]);
+    let of_pair = |from: u64, to: u64| if from == to { 0 } else { 1 + to };
+    let lists = lists(rank.rank.into(), 2, of_pair);
+    assert_eq!(rank.exchange(from, &lists, to), 0, "{}", recent_message());
+    assert_eq!(rank.synchronize(), 0, "{}", recent_message());
+    let received = rank.download::<f32>(to, 1 + rank.rank as usize);
+    rank.free(from);
+    rank.free(to);
+    received
 }
 
 #[test]
@@ -468,6 +686,7 @@ fn devices_of_two_processes_sum() {
         .expect("another process");
     let rank = Rank::join(&root, 2, 0);
     assert_eq!(rank.sum(&[1.0_f32, 2.0], FP32, SUM), [11.0, 22.0]);
+    assert_eq!(exchange_of_two(&rank), [11.0]);
     rank.end();
     assert!(other.wait().expect("it ends").success());
     let _gone = std::fs::remove_file(&file);

@@ -254,6 +254,66 @@ fn joined_ranks_receive_parts_of_sums_and_the_tensors_of_all() {
     }
 }
 
+/// Of counts that differ between pairs, some of them 0; all to one; none at all.
+#[test]
+fn joined_ranks_give_each_other_as_many_elements_as_they_say() {
+    let host = Host::new(3);
+    let npus = host.npus();
+    let ranks = Ranks {
+        npus: &npus,
+        first: 0,
+        all: 3,
+    };
+    let device = host.devices()[0].clone();
+    let x = || Tensor::<1>::zeros([2], &device);
+    let early = ranks
+        .all_to_all(x(), [&[1, 1, 0]; 2])
+        .unwrap_err()
+        .to_string();
+    assert!(early.contains("joined before"), "{early}");
+    ranks.join(&npus[0].root_info().unwrap()).unwrap();
+    for counts in [[&[1, 1, 0][..], &[2]], [&[1, 1, 1], &[0, 0, 0]]] {
+        let wrong = ranks.all_to_all(x(), counts).unwrap_err().to_string();
+        assert!(wrong.contains("counts"), "{wrong}");
+    }
+    let counts: [fn(usize, usize) -> usize; 3] = [
+        |from, to| (3 * from + 2 * to) % 4,
+        |from, to| if to == 1 && from != 1 { 5 } else { 0 },
+        |_, _| 0,
+    ];
+    let mut others = 0;
+    for dtype in [DType::F32, DType::BF16] {
+        for count in counts {
+            let found = host.on_each(|rank, device| {
+                let given: Vec<usize> = (0..3).map(|to| count(rank, to)).collect();
+                let received: Vec<usize> = (0..3).map(|from| count(from, rank)).collect();
+                let of_pair = |to: usize| {
+                    let numbers = 0..count(rank, to);
+                    numbers.map(move |index| (64 * rank + 16 * to + index) as f32)
+                };
+                let own: Vec<f32> = (0..3).flat_map(of_pair).collect();
+                let x = Tensor::<1>::from_data(&own[..], (device, dtype));
+                values(ranks.all_to_all(x, [&given, &received]).unwrap()).unwrap()
+            });
+            for (rank, found) in found.into_iter().enumerate() {
+                let of_pair = |from: usize| {
+                    let numbers = 0..count(from, rank);
+                    numbers.map(move |index| (64 * from + 16 * rank + index) as f32)
+                };
+                let expected: Vec<f32> = (0..3).flat_map(of_pair).collect();
+                assert_eq!(found, expected, "{dtype:?}, rank {rank}");
+                let own = count(rank, rank);
+                let given: usize = (0..3).map(|to| count(rank, to)).sum();
+                others += (given - own) * dtype.size();
+            }
+        }
+    }
+    let counted = control::collectives()["HcclAlltoAllV"];
+    assert_eq!((counted.calls, counted.sent_bytes), (18, others as u64));
+    let sent = npus.iter().map(|npu| npu.traffic().least_sent_bytes);
+    assert_eq!(sent.sum::<u64>(), others as u64);
+}
+
 /// A gather that has begun is queued before what the device computes beside it, and the device waits
 /// for it after that.
 #[test]

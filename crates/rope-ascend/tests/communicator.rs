@@ -156,6 +156,30 @@ fn parts_are_scattered_and_gathered() {
     close(runtime);
 }
 
+#[test]
+fn ranks_exchange_as_many_elements_as_each_pair_says() {
+    let (_session, runtime) = begin(2);
+    let found = on_ranks(&runtime, 2, |stream, communicator| {
+        let rank = communicator.options().rank as usize;
+        // Rank 0 keeps one and gives two, rank 1 gives all.
+        let counts = [[[1, 2], [3, 0]][rank], [[1, 3], [2, 0]][rank]];
+        let own = [1.0, 2.0, 3.0].map(|x| x + 10.0 * rank as f32);
+        let to = whole(stream.alloc::<f32>(counts[1].iter().sum())?);
+        let counts = counts.each_ref().map(|list| &list[..]);
+        let pending =
+            communicator.all_to_all(whole(stream.upload(&own)?), to, counts, SumType::F32)?;
+        let (_, Buffer(to)) = pending.finish()?;
+        Ok((stream.download(&to)?, communicator.traffic()))
+    });
+    let [first, second]: [_; 2] = found.try_into().unwrap();
+    let ((first, of_first), (second, of_second)) = (first.unwrap(), second.unwrap());
+    assert_eq!(first, [1.0, 11.0, 12.0, 13.0]);
+    assert_eq!(second, [2.0, 3.0]);
+    assert_eq!((of_first.bytes, of_first.least_sent_bytes), (16, 8));
+    assert_eq!((of_second.bytes, of_second.least_sent_bytes), (12, 12));
+    close(runtime);
+}
+
 /// Dropped memory returns to its stream, whose later work waits for the operation.
 #[test]
 fn memory_that_is_dropped_at_once_is_not_reused_too_early() {
@@ -210,6 +234,17 @@ fn spans_outside_of_their_memory_are_refused() {
             let refused = communicator.all_reduce(span, SumType::F32);
             refused.expect_err("refused").to_string()
         });
+        for (counts, says) in [
+            ([&[1][..], &[1, 1]], "one for each of 2 ranks"),
+            ([&[1, 2], &[1, 1]], "elements must be 3"),
+            ([&[1, 1], &[2, 1]], "elements must be 3"),
+            ([&[usize::MAX, 2], &[1, 1]], "elements must be"),
+        ] {
+            let [from, to] = [0, 1].map(|_| stream.zeros::<f32>(2));
+            let refused = communicator.all_to_all(whole(from?), whole(to?), counts, SumType::F32);
+            let refused = refused.expect_err("refused").to_string();
+            assert!(refused.contains(says), "{refused}");
+        }
         // Nothing is nothing to wait for.
         let none = whole(stream.zeros::<f32>(0)?);
         let _nothing = communicator.all_reduce(none, SumType::F32)?.finish()?;

@@ -226,6 +226,178 @@ fn the_processor_may_be_several_ranks_some_of_which_have_no_conversation() {
     done(&command(&out, options).output().expect("starts"));
 }
 
+/// The folder of a model with eight experts, which reads the example's data.
+fn model_with_experts(name: &str) -> PathBuf {
+    let model = folder(name);
+    std::fs::create_dir_all(&model).expect("a folder");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    for file in std::fs::read_dir(root.join("examples/shapes/model")).expect("the example") {
+        let path = file.expect("a file").path();
+        std::fs::copy(&path, model.join(path.file_name().expect("a name"))).expect("copied");
+    }
+    let json = |path: &Path| -> serde_json::Value {
+        let text = std::fs::read_to_string(path).expect("a file");
+        serde_json::from_str(&text).expect("JSON")
+    };
+    let fixture = "tests/fixtures/models/qwen3_vl_moe_tiny/config.json";
+    let mut config = json(&root.join(fixture));
+    for (name, token) in [
+        ("vision_start_token_id", 379),
+        ("vision_end_token_id", 380),
+        ("image_token_id", 382),
+        ("video_token_id", 383),
+    ] {
+        config[name] = token.into();
+    }
+    config["text_config"]["vocab_size"] = 384.into();
+    config["tie_word_embeddings"] = true.into();
+    std::fs::write(model.join("config.json"), config.to_string()).expect("written");
+    let path = model.join("preprocessor_config.json");
+    let mut pictures = json(&path);
+    pictures["patch_size"] = 8.into();
+    pictures["size"] = serde_json::json!({"shortest_edge": 256, "longest_edge": 4096});
+    let keys = pictures.as_object_mut().expect("an object");
+    keys.retain(|key, _| !key.ends_with("_pixels"));
+    std::fs::write(&path, pictures.to_string()).expect("written");
+    model
+}
+
+/// As [`command`], of another model; with `random`, of random weights.
+fn command_of(model: &Path, random: bool, out: &Path, options: &str) -> Command {
+    let with_example = command(out, options);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_mrope"));
+    command.current_dir(with_example.get_current_dir().expect("the example"));
+    let rest = with_example.get_args().skip(if random { 2 } else { 3 });
+    command.arg("finetune").arg(model).args(rest);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// The options of NPUs by number, some of which divide the experts.
+fn dividing(npus: std::ops::Range<usize>, expert_parallel: usize) -> String {
+    let devices = npus.map(|npu| format!(" --device ascend-sim:{npu}"));
+    let devices: String = devices.collect();
+    format!("{devices} --expert-parallel {expert_parallel}")
+}
+
+const BESIDE_EXPERTS: &str = "--targets experts.gate_up_proj,experts.down_proj,q_proj";
+
+/// The simulated NPUs exchange the tokens of each of two layers twice in the pass that counts loads,
+/// and six times in that of gradients; three checkpoints gather four parameters with their moments,
+/// and the result gathers them once. A run from the saved model reads each NPU's part alone.
+#[test]
+fn npus_that_divide_experts_learn_what_one_learns() {
+    let model = model_with_experts("several-experts");
+    let whole = format!("--steps {STEPS} --full --router-loss 0.1");
+    let run = |model: &Path, random: bool, name: &str, options: &str| {
+        let out = folder(name);
+        let mut command = command_of(model, random, &out, options);
+        let said = within(HANG, move || done(&command.output().expect("starts")));
+        (out, said)
+    };
+    let near = |expected: &Path, found: &Path, case: &str| {
+        let found = apart(&numbers(expected), &numbers(found));
+        assert!(found <= 1e-6, "{case}: {found:.1e}");
+    };
+    let (alone, _) = run(&model, true, "several-experts-one", &whole);
+    let options = format!("{whole} {}", dividing(0..2, 2));
+    let (two, said) = run(&model, true, "several-experts-two", &options);
+    let operations = STEPS * (2 * 2 + 2 * 6 + 1) + (3 * STEPS + 1) * 4;
+    let says = format!("took part in {operations} collective operations");
+    assert!(said.contains(&says), "{said}");
+    near(&alone, &two, "two NPUs");
+
+    let [alone, two] = [alone, two].map(|out| out.join("model"));
+    let again = format!("--steps {STEPS} {BESIDE_EXPERTS}");
+    let (of_one, _) = run(&alone, false, "several-experts-again", &again);
+    let options = format!("{again} {}", dividing(0..4, 2));
+    let (of_four, _) = run(&two, false, "several-experts-four", &options);
+    near(&of_one, &of_four, "four NPUs from the saved model");
+    let out = folder("several-experts-hosts");
+    let children = hosts("several-experts-hosts").map(|host| {
+        let options = format!("{again} {host} --expert-parallel 2");
+        let mut command = command_of(&two, false, &out, &options);
+        command.spawn().expect("starts")
+    });
+    let _said = children.map(|child| done(&end(child)));
+    near(&of_one, &out, "two processes");
+    let weights = |out: &Path| out.join("adapter/adapter_model.safetensors");
+    let sizes =
+        [&of_one, &of_four, &out].map(|out| std::fs::metadata(weights(out)).expect("saved").len());
+    assert_eq!(sizes, [sizes[0]; 3]);
+}
+
+#[test]
+fn divisions_of_experts_that_a_run_cannot_have_are_refused() {
+    let model = model_with_experts("several-experts-refused");
+    let two = "--device cpu --device cpu --expert-parallel 2";
+    for (options, says) in [
+        ("--expert-parallel 2", "does not divide the 1 devices"),
+        (
+            "--device cpu --device cpu --device cpu --expert-parallel 3",
+            "the 8 experts of a layer",
+        ),
+        (&format!("{two} --shard all"), "leave out --shard"),
+        (&format!("{two} --no-recompute"), "leave out --no-recompute"),
+        (&format!("{two} --samples 2"), "which --samples needs"),
+        (
+            &format!("{two} --record-step 1"),
+            "which --record-step needs",
+        ),
+    ] {
+        let out = folder("several-experts-never");
+        let output = command_of(&model, true, &out, options)
+            .output()
+            .expect("starts");
+        let said = failed(output);
+        assert!(said.contains(says), "{options}: {said}");
+    }
+    let out = folder("several-experts-none");
+    let said = failed(command(&out, two).output().expect("starts"));
+    assert!(said.contains("the model has none"), "{said}");
+}
+
+/// Adapters beside experts and whole models, on several numbers of NPUs and in two processes:
+/// against one NPU.
+#[test]
+#[ignore = "minutes: in the deep checks"]
+fn twenty_steps_of_npus_that_divide_experts_learn_what_one_learns() {
+    let model = model_with_experts("several-experts-deep");
+    for (name, options) in [
+        ("adapters", BESIDE_EXPERTS),
+        (
+            "whole",
+            "--full --parts tower,merger,decoder --router-loss 0.1 --learning-rate 1e-3",
+        ),
+    ] {
+        let options = format!("--steps 20 {options} --checkpoint-every 20 --batch 8");
+        let alone = folder("several-experts-deep-one");
+        let of_one = format!("{options} --device ascend-sim");
+        done(
+            &command_of(&model, true, &alone, &of_one)
+                .output()
+                .expect("starts"),
+        );
+        let expected = numbers(&alone);
+        for (npus, size) in [(2, 2), (4, 2), (4, 4), (8, 4), (8, 8)] {
+            let out = folder("several-experts-deep-several");
+            let options = format!("{options} {}", dividing(0..npus, size));
+            let said = done(
+                &command_of(&model, true, &out, &options)
+                    .output()
+                    .expect("starts"),
+            );
+            let traffic = said.lines().find(|line| line.contains("took part"));
+            println!("{}", traffic.unwrap_or_default());
+            expect_near(
+                &format!("{name}, {size} of {npus} NPUs"),
+                &expected,
+                &numbers(&out),
+            );
+        }
+    }
+}
+
 #[test]
 fn a_process_that_is_killed_ends_the_other_with_its_rank() {
     let out = folder("several-killed");
@@ -416,12 +588,7 @@ fn plans_of_shards_are_near_what_the_pools_of_npus_count() {
     config["text_config"]["rope_parameters"]["mrope_section"] = [8, 12, 12].into();
     config["vision_config"]["out_hidden_size"] = 384.into();
     std::fs::write(&path, config.to_string()).expect("written");
-    let data = above.join("lines.jsonl");
-    let line = serde_json::json!({"messages": [
-        {"role": "user", "content": "what is this ".repeat(24)},
-        {"role": "assistant", "content": "a red circle ".repeat(12)},
-    ]});
-    std::fs::write(&data, format!("{line}\n").repeat(8)).expect("written");
+    let data = lines(&above);
     // Of a model this small, adapters are a larger part than of one that people train, and so is the
     // copy of them that no plan has: 3.5 of 55 MiB.
     for sharding in ["none", "optimizer", "gradients", "all"] {
@@ -434,18 +601,69 @@ fn plans_of_shards_are_near_what_the_pools_of_npus_count() {
         );
         let mut command = command(&out, &options);
         let said = done(&command.current_dir(&above).output().expect("starts"));
-        let line = said.lines().find(|line| line.contains("peak memory"));
-        let line = line.expect("a line");
-        println!("--shard {sharding}: {line}");
-        let mib = |after: &str| {
-            let number = line.split(after).nth(1);
-            let number = number.and_then(|rest| rest.trim().split(' ').next());
-            let number = number.and_then(|number| number.parse::<f64>().ok());
-            number.expect("MiB")
-        };
-        let (counted, planned) = (mib("of a step:"), mib("since the start,"));
-        let is_near = (0.95 * counted..=1.05 * counted).contains(&planned);
-        assert!(is_near, "--shard {sharding}: {line}");
+        expect_planned(&said, &format!("--shard {sharding}"));
+    }
+}
+
+/// A text of eight lines of training.
+fn lines(above: &Path) -> PathBuf {
+    let data = above.join("lines.jsonl");
+    let line = serde_json::json!({"messages": [
+        {"role": "user", "content": "what is this ".repeat(24)},
+        {"role": "assistant", "content": "a red circle ".repeat(12)},
+    ]});
+    std::fs::write(&data, format!("{line}\n").repeat(8)).expect("written");
+    data
+}
+
+/// Compares the planned peak that a run prints with the one that the pools of its NPUs count.
+fn expect_planned(said: &str, case: &str) {
+    let line = said.lines().find(|line| line.contains("peak memory"));
+    let line = line.expect("a line");
+    println!("{case}: {line}");
+    let mib = |after: &str| {
+        let number = line.split(after).nth(1);
+        let number = number.and_then(|rest| rest.trim().split(' ').next());
+        let number = number.and_then(|number| number.parse::<f64>().ok());
+        number.expect("MiB")
+    };
+    let (counted, planned) = (mib("of a step:"), mib("since the start,"));
+    let is_near = (0.95 * counted..=1.05 * counted).contains(&planned);
+    assert!(is_near, "{case}: {line}");
+}
+
+/// A whole model of 19 million parameters, most of them of 32 experts, in bf16 on two NPUs.
+#[test]
+#[ignore = "minutes: in the deep checks"]
+fn plans_of_divided_experts_are_near_what_the_pools_of_npus_count() {
+    let model = model_with_experts("several-experts-planned");
+    let path = model.join("config.json");
+    let text = std::fs::read_to_string(&path).expect("a configuration");
+    let mut config: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    for (name, number) in [
+        ("hidden_size", 192),
+        ("num_hidden_layers", 4),
+        ("num_attention_heads", 6),
+        ("head_dim", 32),
+        ("moe_intermediate_size", 256),
+        ("num_local_experts", 32),
+        ("num_experts_per_tok", 4),
+    ] {
+        config["text_config"][name] = number.into();
+    }
+    config["text_config"]["rope_parameters"]["mrope_section"] = [8, 4, 4].into();
+    config["vision_config"]["out_hidden_size"] = 192.into();
+    std::fs::write(&path, config.to_string()).expect("written");
+    for size in [1, 2] {
+        let options = format!(
+            "--full --precision bf16 --steps 2 --batch 4 --checkpoint-every 9 --data {} {}",
+            lines(&model).display(),
+            dividing(0..2, size)
+        );
+        let out = folder("several-experts-planned-run");
+        let output = command_of(&model, true, &out, &options).output();
+        let said = done(&output.expect("starts"));
+        expect_planned(&said, &format!("--expert-parallel {size}"));
     }
 }
 

@@ -10,7 +10,7 @@
 
 use std::borrow::Cow;
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::Module;
 use burn::tensor::{Gradients, IndexingUpdateOp, Tensor, TensorData};
 use burn_attention::{GradientSource, backward_from};
 
@@ -22,9 +22,10 @@ use crate::linear::adapter_dtype;
 use crate::model::{Vlm, logits_by_blocks};
 use crate::random::Draws;
 use crate::step::{Common, Deepstack};
+use crate::tensors::leaf;
 use crate::trace::Trace;
 use crate::vision::{VisionInputs, VisionTower, onward};
-use crate::walk::{Block, Walk};
+use crate::walk::{Block, Walk, collect, flat};
 
 /// Options of [`Vlm::backward`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -71,6 +72,7 @@ impl Tape<'_> {
         layer: &Layer,
         hidden: Tensor<3>,
         trace: &mut Trace,
+        walk: &mut dyn Walk,
     ) -> Result<Tensor<3>> {
         self.inputs.push(hidden.clone());
         trace.record(|| format!("hidden.{index}.in"), &hidden);
@@ -78,7 +80,10 @@ impl Tape<'_> {
             balance: self.common.balance.filter(|balance| balance.counts()),
             ..self.common
         };
-        let output = layer.forward(hidden, common, None, index, trace)?;
+        let output = match layer.is_divided() {
+            true => layer.forward_divided(hidden, common, index, trace, walk)?,
+            false => layer.forward(hidden, common, None, index, trace)?,
+        };
         trace.record(|| format!("hidden.{index}.out"), &output);
         Ok(match &self.deepstack {
             Some(deepstack) => deepstack.add(index, output),
@@ -98,6 +103,9 @@ impl Tape<'_> {
             return Ok(None);
         };
         let input = leaf(input, self.wanted[index]);
+        if layer.is_divided() {
+            return layer.backward_divided(input, self.common, index, output_gradient, walk);
+        }
         let source = layer.source(input.clone(), self.common, index, output_gradient)?;
         let source = match self.common.balance {
             Some(balance) => balance.join(source)?,
@@ -270,7 +278,18 @@ impl Vlm {
         } else {
             // As the pass that learns from them.
             let model = self.for_pass(true).no_grad();
-            model.hidden_of(batch, common, &mut [], (draws, trace))?;
+            if model.has_divided_experts() {
+                let objective = Objective::Mean(1.0);
+                model.backward_by_layer(
+                    batch,
+                    labels,
+                    (objective, (common, draws)),
+                    trace,
+                    walk,
+                )?;
+            } else {
+                model.hidden_of(batch, common, &mut [], (draws, trace))?;
+            }
         }
         Ok(balance.into_loads())
     }
@@ -348,7 +367,7 @@ impl Vlm {
         };
         for (index, layer) in quiet.language_model.layers.iter().enumerate() {
             let layer = &*layer.at(index, walk)?;
-            hidden = tape.forward(index, layer, hidden, trace)?;
+            hidden = tape.forward(index, layer, hidden, trace, walk)?;
         }
 
         // The final norm, the head and the loss.
@@ -555,16 +574,6 @@ struct Seen {
     features: Vec<Tensor<2>>,
 }
 
-/// A leaf, at which the graph ends.
-fn leaf<const D: usize>(x: Tensor<D>, wanted: bool) -> Tensor<D> {
-    if wanted { x.detach().require_grad() } else { x }
-}
-
-fn flat<const D: usize>(x: Tensor<D>) -> Tensor<1> {
-    let elements: usize = x.dims().iter().product();
-    x.reshape([elements])
-}
-
 fn number(loss: Tensor<1>) -> Result<f64> {
     let loss = loss.try_into_scalar::<f32>();
     let loss = loss.map_err(|error| VlmError::TensorUnreadable {
@@ -582,22 +591,4 @@ pub(crate) fn numbers(losses: Tensor<1>) -> Result<Vec<f32>> {
         reason: error.reason().to_owned(),
     })?;
     Ok(losses.iter::<f32>().collect())
-}
-
-/// Passes the gradients of a module's parameters to a walk.
-fn collect(module: &impl Module, gradients: &mut Gradients, walk: &mut dyn Walk) {
-    module.visit(&mut Collect { gradients, walk });
-}
-
-struct Collect<'a> {
-    gradients: &'a mut Gradients,
-    walk: &'a mut dyn Walk,
-}
-
-impl ModuleVisitor for Collect<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if let Some(gradient) = param.val().grad_remove(self.gradients) {
-            self.walk.add(param.id, flat(gradient));
-        }
-    }
 }

@@ -249,6 +249,19 @@ impl Layer {
         matches!(self.mlp, Network::Experts(_))
     }
 
+    /// The network of experts, if it has one.
+    pub(crate) fn experts(&self) -> Option<&ExpertNetwork> {
+        match &self.mlp {
+            Network::Experts(network) => Some(network),
+            Network::Dense(_) => None,
+        }
+    }
+
+    /// True if other ranks have some of its experts.
+    pub(crate) fn is_divided(&self) -> bool {
+        self.experts().is_some_and(ExpertNetwork::is_divided)
+    }
+
     pub(crate) fn forward(
         &self,
         hidden: Tensor<3>,
@@ -260,7 +273,12 @@ impl Layer {
         let (hidden, normalised) = self.attended(hidden, common, cache, index, trace)?;
         trace.record(|| format!("norm.{index}.mlp"), &normalised);
         let changed = self.mlp.forward(normalised, common)?;
-        Ok(hidden + normalised_by(self.post_mlp_layernorm.as_ref(), changed)?)
+        Ok(hidden + self.changed(changed)?)
+    }
+
+    /// What the feed-forward network adds, from its output.
+    pub(crate) fn changed(&self, output: Tensor<3>) -> Result<Tensor<3>> {
+        normalised_by(self.post_mlp_layernorm.as_ref(), output)
     }
 
     /// The source of the backward from the gradient of the output, which is not computed where
@@ -283,7 +301,7 @@ impl Layer {
     }
 
     /// The sum with attention's output, and the input of the feed-forward network.
-    fn attended(
+    pub(crate) fn attended(
         &self,
         hidden: Tensor<3>,
         common: Common,

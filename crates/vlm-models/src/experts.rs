@@ -2,12 +2,12 @@
 
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::activation::sigmoid;
-use burn::tensor::{DType, Device, Distribution, Shape, Tensor, TensorData};
+use burn::tensor::{DType, Device, Distribution, Int, Shape, Tensor, TensorData};
 use burn_attention::{linear, swiglu};
 
 use crate::balance::on_host;
 use crate::config::{ExpertConfig, ExpertGroups, TextConfig};
-use crate::error::Result;
+use crate::error::{Result, VlmError};
 use crate::layers::{Activation, FeedForward, FeedForwardConfig, Gate, OF_CONVOLUTION};
 use crate::linear::{Adaptable, Linear, Matrices, adapter_dtype};
 use crate::step::Common;
@@ -127,6 +127,17 @@ impl Router {
         .cast(wide)
     }
 
+    /// The number of experts, and of channels.
+    fn sizes(&self) -> [usize; 2] {
+        match self {
+            Self::Softmax(linear) => {
+                let [channels, experts] = linear.weight.lazy_shape().dims();
+                [experts, channels]
+            }
+            Self::Sigmoid(router) => router.weight.lazy_shape().dims(),
+        }
+    }
+
     fn groups(&self) -> Option<ExpertGroups> {
         match self {
             Self::Softmax(_) => None,
@@ -138,9 +149,9 @@ impl Router {
 /// Added to a sum of sigmoids that is a divisor.
 const LEAST_SUM: f64 = 1e-20;
 
-/// The matrices of all experts: gate and up together, gate first, and down.
+/// The matrices of the experts of this rank: gate and up together, gate first, and down.
 #[derive(Module, Debug)]
-struct Experts {
+pub(crate) struct Experts {
     gate_up_proj: Matrices,
     down_proj: Matrices,
 }
@@ -301,13 +312,28 @@ impl ExpertNetwork {
 
     /// # Shapes
     /// x and the output: `[batch, seq, hidden_size]`
+    ///
+    /// # Errors
+    /// [`VlmError::Walk`] if the experts are divided among ranks.
     pub(crate) fn forward(&self, x: Tensor<3>, common: Common) -> Result<Tensor<3>> {
-        let draw = common.draw;
+        if self.is_divided() {
+            let reason = "the experts are divided among ranks, and a single one computes nothing";
+            return Err(VlmError::Walk(reason.to_owned()));
+        }
+        let routed = self.route(x.clone(), common)?;
+        let outputs = self.experts.pass(routed.rows(x.clone()), &routed.counts)?;
+        self.combine(x, outputs, routed, common)
+    }
+
+    /// Chooses the experts of each token.
+    pub(crate) fn route(&self, x: Tensor<3>, common: Common) -> Result<Routed> {
         let [batch, seq, channels] = x.dims();
         let tokens = batch * seq;
-        let flat = x.clone().reshape([tokens, channels]);
+        let device = &x.device();
         let wide = adapter_dtype(x.dtype());
-        let scores = self.gate.scores(flat.clone(), wide)?;
+        let scores = self
+            .gate
+            .scores(x.clone().reshape([tokens, channels]), wide)?;
         let [_, experts] = scores.shares.dims();
         let sizes = [experts, self.per_token];
         if let Some(balance) = common.balance {
@@ -318,7 +344,6 @@ impl ExpertNetwork {
         let Scores { shares, choice, .. } = scores;
         let (choice, groups) = (on_host(choice)?, self.gate.groups());
         let routes = Routes::new(&choice, sizes, groups, common.attended);
-        let device = &x.device();
         let chosen = indices(routes.experts, device).reshape([tokens, self.per_token]);
         let shares = shares.gather(1, chosen);
         let mut shares = self.gate.factors(shares, self.is_normalised, x.dtype());
@@ -327,17 +352,29 @@ impl ExpertNetwork {
             let attended = TensorData::new(attended, [tokens, 1]);
             shares = shares * Tensor::from_data(attended, (device, wide));
         }
+        Ok(Routed {
+            tokens: indices(routes.tokens, device),
+            places: indices(routes.rows, device),
+            counts: routes.counts,
+            shares,
+        })
+    }
 
-        let rows = flat.select(0, indices(routes.tokens, device));
-        let both = self.experts.gate_up_proj.forward(rows, &routes.counts)?;
-        let hidden = both.dims()[1] / 2;
-        let gate = both.clone().narrow(1, 0, hidden);
-        let gated = swiglu(gate, both.narrow(1, hidden, hidden))?;
-        let outputs = self.experts.down_proj.forward(gated, &routes.counts)?;
-        let outputs = outputs.select(0, indices(routes.rows, device));
+    /// The output, from those of the experts for [`Routed::rows`].
+    pub(crate) fn combine(
+        &self,
+        x: Tensor<3>,
+        outputs: Tensor<2>,
+        routed: Routed,
+        common: Common,
+    ) -> Result<Tensor<3>> {
+        let [batch, seq, channels] = x.dims();
+        let (tokens, draw) = (batch * seq, common.draw);
+        let wide = adapter_dtype(x.dtype());
+        let outputs = outputs.select(0, routed.places);
         let outputs = outputs.reshape([tokens, self.per_token, channels]);
         // The sum is rounded once.
-        let shares = shares.reshape([tokens, self.per_token, 1]);
+        let shares = routed.shares.reshape([tokens, self.per_token, 1]);
         let sum = (outputs.cast(wide) * shares).sum_dim(1).cast(x.dtype());
         let sum = sum.reshape([batch, seq, channels]);
         let Some(shared) = self.shared_expert.first() else {
@@ -350,6 +387,68 @@ impl ExpertNetwork {
             }
             None => sum + shared.forward(x, draw)?,
         })
+    }
+
+    /// The experts among which the router chooses, and the channels of their inputs.
+    pub(crate) fn sizes(&self) -> [usize; 2] {
+        self.gate.sizes()
+    }
+
+    /// The experts of this rank: all, or its share of them.
+    pub(crate) fn experts(&self) -> &Experts {
+        &self.experts
+    }
+
+    /// True if other ranks have some of the experts.
+    pub(crate) fn is_divided(&self) -> bool {
+        self.experts.count() < self.sizes()[0]
+    }
+}
+
+/// The tokens of experts, and the factors on their outputs.
+pub(crate) struct Routed {
+    /// The token of each row, sorted by expert.
+    tokens: Tensor<1, Int>,
+    /// The row of each token and each of its experts.
+    places: Tensor<1, Int>,
+    /// The number of rows of each expert.
+    pub(crate) counts: Vec<usize>,
+    /// `[tokens, per_token]`
+    shares: Tensor<2>,
+}
+
+impl Routed {
+    /// The inputs of the experts, sorted by expert, `[rows, channels]`.
+    pub(crate) fn rows(&self, x: Tensor<3>) -> Tensor<2> {
+        let [batch, seq, channels] = x.dims();
+        let flat = x.reshape([batch * seq, channels]);
+        flat.select(0, self.tokens.clone())
+    }
+
+    /// The tokens of the rows.
+    pub(crate) fn tokens(&self) -> Tensor<1, Int> {
+        self.tokens.clone()
+    }
+}
+
+impl Experts {
+    /// Passes rows through the experts. `counts`: the rows of each, in order.
+    pub(crate) fn pass(&self, rows: Tensor<2>, counts: &[usize]) -> Result<Tensor<2>> {
+        let both = self.gate_up_proj.forward(rows, counts)?;
+        let hidden = both.dims()[1] / 2;
+        let gate = both.clone().narrow(1, 0, hidden);
+        let gated = swiglu(gate, both.narrow(1, hidden, hidden))?;
+        self.down_proj.forward(gated, counts)
+    }
+
+    /// The number of experts.
+    pub(crate) fn count(&self) -> usize {
+        self.down_proj.count()
+    }
+
+    /// The matrices of all experts.
+    pub(crate) fn matrices(&self) -> [&Matrices; 2] {
+        [&self.gate_up_proj, &self.down_proj]
     }
 }
 

@@ -21,7 +21,7 @@
 //! | `layers` | attention, feed-forward network and norm, shared by both towers |
 //! | `vision`, `decoder` | the two towers |
 //! | `delta` | decoder layers with a state instead of keys and values |
-//! | `experts` | feed-forward networks of experts, of which a token passes some |
+//! | `experts`, `divided` | feed-forward networks of experts, of which a token passes some; on several ranks |
 //! | `model` | both together |
 //! | `linear` | a linear layer, and the adapter beside its weight |
 //! | `trained`, `whole`, `lora`, `peft` | what is trained: whole weights; adapters; their files |
@@ -37,6 +37,7 @@ mod batch;
 mod config;
 mod decoder;
 mod delta;
+mod divided;
 mod error;
 mod experts;
 pub mod file;
@@ -72,12 +73,14 @@ pub use config::{
     DeltaConfig, ExpertConfig, ExpertGroups, Interpolation, SlidingWindow, TextConfig,
     VisionConfig, VisionWindows, VlmConfig,
 };
+pub use divided::{ExpertPass, ExpertShare};
 pub use error::{Result, VlmError};
 pub use generate::{
     Choice, GenerateOptions, GenerationConfig, KvCache, LogProbabilities, Sampling,
 };
 pub use inputs::Inputs;
 pub use layers::Activation;
+pub use linear::ExpertAxis;
 pub use lora::{AdaptedLayer, Parameter};
 pub use merge::{Merge, MergeCheck, MergedTensor};
 pub use model::Vlm;

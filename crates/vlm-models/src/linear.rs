@@ -1,6 +1,6 @@
 //! Linear layers, one or one of each expert, and the adapters beside their weights.
 
-use burn::module::{Module, Param};
+use burn::module::{Module, Param, ParamId};
 use burn::nn::LinearConfig;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_attention::{
@@ -75,12 +75,47 @@ pub(crate) struct Matrices {
     adapter: Option<Adapter>,
 }
 
+/// The place of the experts in a parameter of a layer's experts, as if its shape was `[outer,
+/// experts, inner]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertAxis {
+    /// Parts that each have elements of every expert.
+    pub outer: usize,
+    /// The number of experts.
+    pub experts: usize,
+    /// Adjacent elements of an expert.
+    pub inner: usize,
+}
+
 impl Matrices {
     pub(crate) fn of(matrices: Param<Tensor<3>>) -> Self {
         Self {
             matrices,
             adapter: None,
         }
+    }
+
+    /// The number of matrices.
+    pub(crate) fn count(&self) -> usize {
+        self.matrices.lazy_shape()[0]
+    }
+
+    /// How the experts divide the elements of the parameters.
+    pub(crate) fn axes(&self) -> Vec<(ParamId, ExpertAxis)> {
+        let [experts, outputs, inputs] = self.matrices.lazy_shape().dims();
+        let axis = |outer, inner| ExpertAxis {
+            outer,
+            experts,
+            inner,
+        };
+        let mut axes = vec![(self.matrices.id, axis(1, outputs * inputs))];
+        if let Some(Adapter { a, b, .. }) = &self.adapter {
+            let [rows, inputs] = a.lazy_shape().dims();
+            let rank = rows / experts.max(1);
+            axes.push((a.id, axis(1, rank * inputs)));
+            axes.push((b.id, axis(rank, b.lazy_shape()[1])));
+        }
+        axes
     }
 
     /// Multiplies rows, sorted by expert, by the transposed matrix of theirs.

@@ -35,3 +35,8 @@ pub(crate) fn wanted_inputs(first: bool, trained: impl Iterator<Item = bool>) ->
     });
     std::iter::once(first).chain(above).collect()
 }
+
+/// A leaf, at which the graph ends.
+pub(crate) fn leaf<const D: usize>(x: Tensor<D>, wanted: bool) -> Tensor<D> {
+    if wanted { x.detach().require_grad() } else { x }
+}

@@ -5,11 +5,11 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-use burn::module::{Module, ModuleMapper, Param, ParamId};
-use burn::tensor::{DType, Device, Tensor};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::tensor::{DType, Device, Gradients, Tensor};
 
 use crate::decoder::Layer;
-use crate::error::Result;
+use crate::error::{Result, VlmError};
 use crate::linear::prepare;
 use crate::model::{TABLE, Vlm};
 use crate::tensors::{trains, wanted_inputs};
@@ -59,6 +59,11 @@ pub enum Visit {
     Enter(Block),
     /// The gradients of a block are complete.
     Complete(Block),
+    /// The ranks that divide a layer's experts exchange the inputs and outputs of these.
+    Experts(usize),
+    /// The same ranks exchange the gradients of these outputs and inputs, of the last
+    /// [`Experts`](Self::Experts) of the layer.
+    ExpertGradients(usize),
 }
 
 /// Weights by parameter, flat and without autodiff.
@@ -90,6 +95,38 @@ pub trait Walk {
     fn enter(&mut self, _block: Block) -> Result<Weights> {
         Ok(Weights::new())
     }
+
+    /// Passes rows through the experts of a layer, which are divided among ranks, and returns their
+    /// outputs.
+    ///
+    /// # Shapes
+    /// rows and outputs: `[rows, hidden_size]`, without autodiff, sorted by expert; counts: the rows
+    /// of each expert of all ranks
+    ///
+    /// # Errors
+    /// [`VlmError::Walk`](crate::VlmError::Walk) to end the pass, as by default.
+    fn pass_experts(
+        &mut self,
+        _layer: usize,
+        _rows: Tensor<2>,
+        _counts: &[usize],
+    ) -> Result<Tensor<2>> {
+        Err(no_ranks())
+    }
+
+    /// Returns the gradient of the rows last passed, which were of this layer, from that of their
+    /// outputs, and receives those of the experts' parameters.
+    ///
+    /// # Errors
+    /// Those of [`pass_experts`](Self::pass_experts).
+    fn pass_expert_gradients(&mut self, _layer: usize, _gradient: Tensor<2>) -> Result<Tensor<2>> {
+        Err(no_ranks())
+    }
+}
+
+fn no_ranks() -> VlmError {
+    let reason = "the experts are divided among ranks, and this pass reaches none of the others";
+    VlmError::Walk(reason.to_owned())
 }
 
 impl<F: FnMut(ParamId, Tensor<1>)> Walk for F {
@@ -126,8 +163,12 @@ impl Vlm {
         let depth = self.language_model.depth();
         visits.push(Visit::Complete(Block::Head));
         let visited = (0..depth).rev().filter(|index| wanted.inputs[index + 1]);
-        for block in visited.map(Block::Layer) {
-            visits.extend([Visit::Enter(block), Visit::Complete(block)]);
+        for index in visited {
+            visits.push(Visit::Enter(Block::Layer(index)));
+            if self.language_model.layers[index].is_divided() {
+                visits.extend([Visit::Experts(index), Visit::ExpertGradients(index)]);
+            }
+            visits.push(Visit::Complete(Block::Layer(index)));
         }
         visits.push(Visit::Complete(Block::Words));
         if let Some(tower) = self.visual.as_ref().filter(|_| wanted.tower) {
@@ -147,12 +188,15 @@ impl Vlm {
         let tower = self.visual.as_ref().filter(|_| sees);
         let tower = tower.map(|tower| (0..tower.depth()).map(Block::TowerBlock));
         let tower = tower.map(|blocks| std::iter::once(Block::Tower).chain(blocks));
-        let layers = (0..self.language_model.depth()).map(Block::Layer);
-        let blocks = tower.into_iter().flatten().chain([Block::Words]);
-        let blocks = blocks
-            .chain(layers)
-            .chain(self.head_blocks().iter().copied());
-        blocks.map(Visit::Enter).collect()
+        let layers = self.language_model.layers.iter().enumerate();
+        let layers = layers.flat_map(|(index, layer)| {
+            let experts = layer.is_divided().then_some(Visit::Experts(index));
+            std::iter::once(Visit::Enter(Block::Layer(index))).chain(experts)
+        });
+        let first = tower.into_iter().flatten().chain([Block::Words]);
+        let last = self.head_blocks().iter().copied();
+        let first = first.map(Visit::Enter);
+        first.chain(layers).chain(last.map(Visit::Enter)).collect()
     }
 
     /// The model with values in place of those of some parameters, which may be stand-ins.
@@ -255,4 +299,28 @@ impl<F: Fn(ParamId) -> bool> ModuleMapper for Empty<F> {
 /// A tensor of one element, which is not a number, in a shape.
 pub(crate) fn stand_in<const D: usize>(dims: [usize; D], like: (&Device, DType)) -> Tensor<D> {
     Tensor::<D>::full([1; D], f32::NAN, like).expand(dims)
+}
+
+/// Passes the gradients of a module's parameters to a walk.
+pub(crate) fn collect(module: &impl Module, gradients: &mut Gradients, walk: &mut dyn Walk) {
+    module.visit(&mut Collect { gradients, walk });
+}
+
+struct Collect<'a> {
+    gradients: &'a mut Gradients,
+    walk: &'a mut dyn Walk,
+}
+
+impl ModuleVisitor for Collect<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(gradient) = param.val().grad_remove(self.gradients) {
+            self.walk.add(param.id, flat(gradient));
+        }
+    }
+}
+
+/// The elements of a tensor.
+pub(crate) fn flat<const D: usize>(x: Tensor<D>) -> Tensor<1> {
+    let elements: usize = x.dims().iter().product();
+    x.reshape([elements])
 }

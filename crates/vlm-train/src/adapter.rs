@@ -25,7 +25,7 @@ const WEIGHTS: [&str; 3] = [".safetensors", ".safetensors.index.json", ".bin"];
 
 impl Trainer {
     /// Writes the trained adapter in PEFT's format, or the trained model with the other files of its
-    /// base's folder. With several ranks, the first one writes; if weights are in shards, the others
+    /// base's folder. With several ranks, the first one writes; if no rank has all weights, the others
     /// send theirs, so all must call this.
     ///
     /// # Errors
@@ -44,9 +44,10 @@ impl Trainer {
             TrainedParts::Full(_) if self.is_first() => {
                 copy_others(base, folder)?;
                 state_dtype(folder, self.model.dtype())?;
-                if self.has_weight_shards() {
+                if self.has_parts() {
                     let mut weights = self.wholes(Kind::Parameter);
-                    self.model.save_of(folder, &mut |id| weights.lend(id))?;
+                    let model = self.model.clone().with_whole_experts();
+                    model.save_of(folder, &mut |id| weights.lend(id))?;
                 } else {
                     self.model.save(folder)?;
                 }
@@ -61,16 +62,23 @@ impl Trainer {
         Ok(())
     }
 
-    /// The model with its trained weights, gathered if they are in shards.
+    /// The model with its trained weights, gathered if they are in shards or of divided experts.
     fn with_trained(&self) -> Result<Vlm> {
-        let mut values = Weights::new();
-        if self.has_weight_shards() {
+        let (mut values, mut model) = (Weights::new(), self.model.clone());
+        if self.has_parts() {
             let mut weights = self.wholes(Kind::Parameter);
             for parameter in &self.parameters {
                 values.insert(parameter.id, weights.lend(parameter.id)?);
             }
         }
-        Ok(self.model.clone().with_values(values))
+        if self.expert_ranks().is_some() {
+            // Only the first rank has all experts.
+            if !self.is_first() {
+                return Ok(model);
+            }
+            model = model.with_whole_experts();
+        }
+        Ok(model.with_values(values))
     }
 
     /// Replaces the result in a folder by the current one: that in the folder is whole, whenever the
@@ -81,7 +89,7 @@ impl Trainer {
     pub(crate) fn replace_result(&self, folder: &Path, base: &Path) -> Result<()> {
         let (new, old) = (folder.with_extension("new"), folder.with_extension("old"));
         if !self.is_first() {
-            return match self.has_weight_shards() {
+            return match self.has_parts() {
                 true => self.save_result(&new, base),
                 false => Ok(()),
             };
@@ -99,7 +107,7 @@ impl Trainer {
 
     /// Writes the adapter in PEFT's format, loads it into the model without adapters, and with zeros
     /// for the weights trained whole, and compares the logits after each sample of `probe`. `base`
-    /// names the base checkpoint. If weights are in shards, it compares nothing.
+    /// names the base checkpoint. If no rank has all weights, it compares nothing.
     ///
     /// # Errors
     /// [`VlmTrainError::NoEffect`] if an adapter alone changes no logit, [`VlmTrainError::OtherAdapter`]
@@ -107,7 +115,7 @@ impl Trainer {
     /// [`Vlm::load_adapter`].
     pub fn save_adapter(&self, folder: &Path, base: &Path, probe: &MicroBatch) -> Result<()> {
         self.save_result(folder, base)?;
-        if self.has_weight_shards() {
+        if self.has_parts() {
             return Ok(());
         }
         let trained = self.model.valid();

@@ -348,6 +348,14 @@ impl Trainer {
         Ok(self)
     }
 
+    /// The elements of a parameter on all ranks together.
+    pub(crate) fn whole_elements(&self, parameter: &Parameter) -> usize {
+        let axis = self
+            .expert_ranks()
+            .and_then(|(experts, _)| experts.axis(parameter.id));
+        axis.map_or(parameter.elements(), |axis| axis.elements())
+    }
+
     /// The parameters with tensors of a kind in files.
     fn kept(&self, kind: Kind) -> Vec<&Parameter> {
         let is_kept = |parameter: &&Parameter| {
@@ -364,7 +372,7 @@ impl Trainer {
         for kind in Kind::ALL {
             entries.extend(self.kept(kind).into_iter().map(|parameter| Entry {
                 name: kind.tensor(&parameter.name),
-                shape: vec![parameter.elements()],
+                shape: vec![self.whole_elements(parameter)],
                 dtype: kind.dtype(parameter.dtype),
             }));
         }
@@ -378,7 +386,7 @@ impl Trainer {
                 let Some(tensor) = tensor.map_err(|failure| failure.step_error(step))? else {
                     continue;
                 };
-                let elements = parameter.elements();
+                let elements = self.whole_elements(parameter);
                 for start in (0..elements).step_by(PIECE) {
                     let piece = tensor.clone().slice(start..elements.min(start + PIECE));
                     let data = piece.try_into_data();
@@ -404,7 +412,9 @@ impl Trainer {
         let source = TensorFile::open(path)?;
         let mut stored = source.tensors();
         let device = self.model.device().inner();
-        let shards = self.peers.as_ref().and_then(|peers| peers.shards.as_ref());
+        let peers = self.peers.as_ref();
+        let shards = peers.and_then(|peers| peers.shards.as_ref());
+        let experts = peers.and_then(|peers| peers.experts.as_ref());
         let mut found = Vec::new();
         for parameter in &self.parameters {
             let Some(state) = self.optimizer.states.get_mut(&parameter.id) else {
@@ -428,7 +438,9 @@ impl Trainer {
         let mut values = HashMap::new();
         let mut moments: HashMap<ParamId, [Option<Tensor<1>>; 2]> = HashMap::new();
         for (stored, kind, parameter) in found {
-            let (elements, dtype) = (parameter.elements(), kind.dtype(parameter.dtype));
+            let axis = experts.and_then(|experts| Some((experts, experts.axis(parameter.id)?)));
+            let elements = axis.map_or(parameter.elements(), |(_, axis)| axis.elements());
+            let dtype = kind.dtype(parameter.dtype);
             if stored.shape != [elements] || stored.dtype() != Some(dtype) {
                 let name = kind.tensor(&parameter.name);
                 return Err(damaged(format!("{name} is not {elements} of {dtype:?}")));
@@ -448,6 +460,10 @@ impl Trainer {
             };
             let Some(tensor) = whole.read(own, transposed, &device, &mut checksum)? else {
                 continue;
+            };
+            let tensor = match axis {
+                Some((experts, axis)) => experts.cut(axis, tensor)?,
+                None => tensor,
             };
             let id = parameter.id;
             match kind {

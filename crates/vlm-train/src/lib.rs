@@ -12,6 +12,7 @@
 //! | `optimizer` | AdamW with f32 masters and moments |
 //! | `replicas` | a trainer that is one of several |
 //! | `shards` | optimizer's state, gradients and weights divided among ranks |
+//! | `experts` | experts divided among ranks, and the exchange of their tokens |
 //! | `passes` | the passes of a batch, and the collectives within them |
 //! | `trainer` | a step, validation, and the proof that the cut has no effect |
 //! | `preference` | losses of preferences, one row each |
@@ -35,6 +36,7 @@ mod batch;
 mod checkpoint;
 pub mod compare;
 mod error;
+mod experts;
 mod folder;
 pub mod job;
 mod log;

@@ -54,7 +54,7 @@ impl AdamW {
     }
 
     /// Updates the model with the gradients of a batch. If the step is watched, it returns two counts
-    /// for 16-bit weights without masters: the updates lost to rounding, and all updates.
+    /// for each 16-bit weight without master: the updates lost to rounding, and all updates.
     pub(crate) fn step(
         &mut self,
         model: Vlm,
@@ -62,7 +62,7 @@ impl AdamW {
         gradients: GradientSums,
         recipe: &Recipe,
         step: Step,
-    ) -> (Vlm, [usize; 2]) {
+    ) -> (Vlm, Vec<(ParamId, [usize; 2])>) {
         let mut update = Update::new(self, parameters, gradients, recipe, step);
         let values = update.all(values(&model, false), parameters);
         (model.with_values(values), update.lost())
@@ -87,7 +87,9 @@ impl AdamW {
         let mut update = Update::new(self, parameters, gradients, recipe, step);
         let mut updated = parts.clone();
         updated.extend(update.all(parts, parameters));
-        (updated, update.lost())
+        let lost = update.lost().into_iter();
+        let lost = lost.fold([0; 2], |[lost, all], (_, [a, b])| [lost + a, all + b]);
+        (updated, lost)
     }
 }
 
@@ -115,8 +117,7 @@ struct Update<'a> {
     recipe: &'a Recipe,
     step: Step,
     /// Updates without effect, per parameter, and all updates counted.
-    lost: Vec<Tensor<1, Int>>,
-    watched: usize,
+    lost: Vec<(ParamId, Tensor<1, Int>, usize)>,
 }
 
 impl<'a> Update<'a> {
@@ -145,7 +146,6 @@ impl<'a> Update<'a> {
             recipe,
             step,
             lost: Vec::new(),
-            watched: 0,
         }
     }
 
@@ -272,23 +272,26 @@ impl<'a> Update<'a> {
             let lost = widened(rounded.clone())
                 .equal(before.clone())
                 .bool_and(value.clone().not_equal(before));
-            self.lost.push(lost.int().sum());
-            self.watched += elements;
+            self.lost.push((id, lost.int().sum(), elements));
         }
         state.master = keeps.then_some(value);
         Some(rounded)
     }
 
-    /// Updates without effect, and all updates counted.
-    fn lost(self) -> [usize; 2] {
+    /// Updates without effect, and all updates counted, of each parameter.
+    fn lost(self) -> Vec<(ParamId, [usize; 2])> {
         if self.lost.is_empty() {
-            return [0, 0];
+            return Vec::new();
         }
-        let lost = Tensor::cat(self.lost, 0).try_into_data();
+        let counts = self.lost.iter().map(|(_, lost, _)| lost.clone());
+        let counts = Tensor::cat(counts.collect(), 0).try_into_data();
         // A failed device reports it at its next use.
-        lost.map_or([0, 0], |lost| {
-            [lost.iter::<f64>().sum::<f64>() as usize, self.watched]
-        })
+        let Ok(counts) = counts else {
+            return Vec::new();
+        };
+        let each = self.lost.iter().zip(counts.iter::<f64>());
+        each.map(|((id, _, all), lost)| (*id, [lost as usize, *all]))
+            .collect()
     }
 }
 
@@ -387,7 +390,6 @@ mod tests {
                         is_watched: false,
                     },
                     lost: Vec::new(),
-                    watched: 0,
                 };
                 value = update.elements(id, value.clone()).expect("a gradient");
                 let master = adam.states[&id].master.clone();

@@ -1,4 +1,5 @@
-//! The passes of a batch's micro-batches, and between them the collectives of what is in shards.
+//! The passes of a batch's micro-batches, and between them the collectives of what is in shards and
+//! of divided experts.
 //!
 //! Ranks have different micro-batches, some without pictures, and some ranks fewer of them. So that
 //! all run the same collectives in the same order, each round, of one micro-batch per rank, follows
@@ -12,6 +13,7 @@ use burn::tensor::{Device, Tensor};
 use vlm_models::{Block, Visit, Vlm, VlmError, Walk, Weights};
 
 use crate::error::Result;
+use crate::experts::ExpertExchange;
 use crate::ranks::{Begun, Peers};
 use crate::record::Exchanged;
 use crate::shards::Shards;
@@ -36,7 +38,9 @@ pub(crate) struct Summed {
 
 struct Rounds<'a> {
     model: Vlm,
-    shards: &'a Shards,
+    /// What is in shards, if they are summed or gathered block by block.
+    shards: Option<&'a Shards>,
+    experts: Option<ExpertExchange<'a>>,
     peers: &'a Peers,
     device: Device,
     /// For each round to come, true if a rank has pictures.
@@ -71,25 +75,29 @@ impl Trainer {
     }
 
     /// The passes of a validation, each of which [`hears`](Passes::hears) the others before. Only
-    /// if the weights are in shards.
+    /// if the weights are in shards or experts divided.
     pub(crate) fn validation_passes(&self) -> Option<Passes<'_>> {
         // Its passes complete no gradients.
         let rounds = self.rounds(self.model.clone().no_grad())?;
-        rounds.shards.has_weights().then(|| Passes {
+        (rounds.has_weights() || rounds.experts.is_some()).then(|| Passes {
             sums: GradientSums::default(),
             rounds: Some(rounds),
         })
     }
 
     fn rounds(&self, model: Vlm) -> Option<Rounds<'_>> {
-        let (shards, peers) = self.shards()?;
+        let peers = self.peers.as_ref()?;
+        let shards = peers.shards.as_ref().filter(|shards| shards.is_by_block());
+        let experts = peers.experts.as_ref();
+        let experts = experts.map(|ranks| ExpertExchange::new(ranks, peers, model.clone()));
         let mut gradients = GradientSums::default();
         // Converted when a block has dropped its weights.
         gradients.keeps_types = usize::MAX;
-        shards.is_by_block().then(|| Rounds {
+        (shards.is_some() || experts.is_some()).then(|| Rounds {
             device: model.device().inner(),
             model,
             shards,
+            experts,
             peers,
             rounds: VecDeque::new(),
             visits: VecDeque::new(),
@@ -134,7 +142,7 @@ impl Passes<'_> {
                 rounds.begin();
                 rounds.end(&mut self.sums)?;
             }
-            computed = Some(rounds.computed);
+            computed = rounds.shards.map(|_| rounds.computed);
             exchanged = rounds.exchanged;
         }
         Ok(Summed {
@@ -172,11 +180,11 @@ impl Passes<'_> {
 impl Walk for Passes<'_> {
     fn add(&mut self, id: ParamId, gradient: Tensor<1>) {
         match &mut self.rounds {
-            Some(rounds) => {
+            Some(rounds) if rounds.shards.is_some() => {
                 rounds.computed.insert(id);
                 rounds.gradients.add(id, gradient);
             }
-            None => self.sums.add(id, gradient),
+            _ => self.sums.add(id, gradient),
         }
     }
 
@@ -192,7 +200,7 @@ impl Walk for Passes<'_> {
 
     fn provides(&self) -> bool {
         let rounds = self.rounds.as_ref();
-        rounds.is_some_and(|rounds| rounds.shards.has_weights())
+        rounds.is_some_and(Rounds::has_weights)
     }
 
     fn enter(&mut self, block: Block) -> vlm_models::Result<Weights> {
@@ -201,9 +209,34 @@ impl Walk for Passes<'_> {
             None => Ok(Weights::new()),
         }
     }
+
+    fn pass_experts(
+        &mut self,
+        layer: usize,
+        rows: Tensor<2>,
+        counts: &[usize],
+    ) -> vlm_models::Result<Tensor<2>> {
+        let rounds = self.rounds.as_mut().ok_or_else(no_rounds)?;
+        rounds.skip_to(Visit::Experts(layer), &mut self.sums)?;
+        rounds.pass_experts(layer, Some((rows, counts)))
+    }
+
+    fn pass_expert_gradients(
+        &mut self,
+        layer: usize,
+        gradient: Tensor<2>,
+    ) -> vlm_models::Result<Tensor<2>> {
+        let rounds = self.rounds.as_mut().ok_or_else(no_rounds)?;
+        rounds.skip_to(Visit::ExpertGradients(layer), &mut self.sums)?;
+        rounds.pass_expert_gradients(layer, Some(gradient), &mut self.sums)
+    }
 }
 
-impl Rounds<'_> {
+fn no_rounds() -> VlmError {
+    VlmError::Walk("the ranks of the other experts are in no pass together".to_owned())
+}
+
+impl<'a> Rounds<'a> {
     fn begin(&mut self) {
         let sees = self.rounds.pop_front().unwrap_or(false);
         let visits = self.model.visits(sees).into_iter();
@@ -213,27 +246,64 @@ impl Rounds<'_> {
     /// True if ranks do something together at a visit.
     fn is_due(&self, visit: Visit) -> bool {
         match visit {
-            Visit::Enter(_) => self.shards.has_weights(),
+            Visit::Enter(_) => self.has_weights(),
             Visit::Complete(block) => self.trained_flats(block).next().is_some(),
+            Visit::Experts(_) | Visit::ExpertGradients(_) => self.experts.is_some(),
         }
     }
 
+    /// True if the weights are in shards.
+    fn has_weights(&self) -> bool {
+        self.shards.is_some_and(Shards::has_weights)
+    }
+
     /// The flats of a block whose gradients are summed.
-    fn trained_flats(&self, block: Block) -> impl Iterator<Item = usize> {
-        let flats = self.shards.of_block(block);
-        flats.filter(|flat| self.shards.is_trained(*flat))
+    fn trained_flats(&self, block: Block) -> impl Iterator<Item = usize> + use<'a> {
+        let shards = self.shards.into_iter();
+        shards.flat_map(move |shards| {
+            let flats = shards.of_block(block);
+            flats.filter(|flat| shards.is_trained(*flat))
+        })
     }
 
     /// Runs the visits up to and with this one, and returns its weights.
     fn reach(&mut self, visit: Visit, sums: &mut GradientSums) -> vlm_models::Result<Weights> {
+        self.skip_to(visit, sums)?;
+        self.visit(visit, sums)
+    }
+
+    /// Runs the visits before this one, which is then no longer among those to come.
+    fn skip_to(&mut self, visit: Visit, sums: &mut GradientSums) -> vlm_models::Result<()> {
         while let Some(next) = self.visits.pop_front() {
-            let weights = self.visit(next, sums)?;
             if next == visit {
-                return Ok(weights);
+                return Ok(());
             }
+            self.visit(next, sums)?;
         }
         let text = format!("{visit:?} is not among the visits of the pass");
         Err(VlmError::Walk(text))
+    }
+
+    /// Passes the rows of all ranks through a layer's experts: this rank's, or none.
+    fn pass_experts(
+        &mut self,
+        layer: usize,
+        own: Option<(Tensor<2>, &[usize])>,
+    ) -> vlm_models::Result<Tensor<2>> {
+        let with_gradients = self.visits.front() == Some(&Visit::ExpertGradients(layer));
+        let experts = self.experts.as_mut().ok_or_else(no_rounds)?;
+        experts.forward(layer, own, with_gradients)
+    }
+
+    /// Passes the gradients of the outputs back: this rank's, or none.
+    fn pass_expert_gradients(
+        &mut self,
+        layer: usize,
+        own: Option<Tensor<2>>,
+        sums: &mut GradientSums,
+    ) -> vlm_models::Result<Tensor<2>> {
+        let experts = self.experts.as_mut().ok_or_else(no_rounds)?;
+        experts.backward(layer, own, &mut |id, gradient| sums.add(id, gradient))
     }
 
     /// Runs the visits that this rank's pass did not reach.
@@ -251,6 +321,14 @@ impl Rounds<'_> {
                 self.scatter(block, sums)?;
                 Ok(Weights::new())
             }
+            Visit::Experts(layer) => {
+                self.pass_experts(layer, None)?;
+                Ok(Weights::new())
+            }
+            Visit::ExpertGradients(layer) => {
+                self.pass_expert_gradients(layer, None, sums)?;
+                Ok(Weights::new())
+            }
         }
     }
 
@@ -263,26 +341,30 @@ impl Rounds<'_> {
         let mut weights = Weights::new();
         for (flat, gathering) in gathered {
             let all = gathering.wait().map_err(VlmError::Walk)?;
-            weights.extend(self.shards.cut_all(flat, &all));
+            let shards = self.shards.into_iter();
+            weights.extend(shards.flat_map(|shards| shards.cut_all(flat, &all)));
         }
         if let Some(exchanged) = &mut self.exchanged {
             exchanged.receives(&weights)?;
         }
         let next = self.visits.iter().find_map(|visit| match visit {
             Visit::Enter(block) => Some(*block),
-            Visit::Complete(_) => None,
+            _ => None,
         });
         self.ahead = next.map(|next| self.begin_gather(next)).transpose()?;
         Ok(weights)
     }
 
     fn begin_gather(&self, block: Block) -> vlm_models::Result<Vec<(usize, Begun)>> {
+        let Some(shards) = self.shards else {
+            return Ok(Vec::new());
+        };
         let begin = |flat| {
-            let part = self.shards.weights(flat)?;
+            let part = shards.weights(flat)?;
             let gathering = self.peers.collective.begin_gather(part);
             Some(gathering.map(|gathering| (flat, gathering)))
         };
-        let flats = self.shards.of_block(block).filter_map(begin);
+        let flats = shards.of_block(block).filter_map(begin);
         flats.collect::<Result<_, _>>().map_err(VlmError::Walk)
     }
 
@@ -290,15 +372,18 @@ impl Rounds<'_> {
     /// the block before.
     fn scatter(&mut self, block: Block, sums: &mut GradientSums) -> vlm_models::Result<()> {
         self.add_sums(sums)?;
-        for flat in self.trained_flats(block).collect::<Vec<_>>() {
+        let Some(shards) = self.shards else {
+            return Ok(());
+        };
+        for flat in self.trained_flats(block) {
             if let Some(exchanged) = &mut self.exchanged {
-                for id in self.shards.ids(flat) {
+                for id in shards.ids(flat) {
                     if let Some(gradient) = self.gradients.get(id) {
                         exchanged.gives(id, gradient)?;
                     }
                 }
             }
-            let own = self.shards.flatten(flat, &mut self.gradients, &self.device);
+            let own = shards.flatten(flat, &mut self.gradients, &self.device);
             let begun = self.peers.collective.begin_scatter(own);
             self.behind.push((flat, begun.map_err(VlmError::Walk)?));
         }
@@ -312,7 +397,8 @@ impl Rounds<'_> {
     fn add_sums(&mut self, sums: &mut GradientSums) -> vlm_models::Result<()> {
         for (flat, begun) in std::mem::take(&mut self.behind) {
             let part = begun.wait().map_err(VlmError::Walk)?;
-            for (id, part) in self.shards.cut_own(flat, &part) {
+            let shards = self.shards.into_iter();
+            for (id, part) in shards.flat_map(|shards| shards.cut_own(flat, &part)) {
                 sums.add(id, part);
             }
         }

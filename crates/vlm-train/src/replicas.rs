@@ -1,6 +1,6 @@
 //! Trainers of several ranks, each with a replica of the model.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -12,6 +12,7 @@ use vlm_models::VlmConfig;
 
 use crate::checkpoint::{Identity, same, value, values};
 use crate::error::{Result, VlmTrainError};
+use crate::experts::ExpertRanks;
 use crate::ranks::{Collective, Peers, Rank};
 use crate::shards::{Sharding, Shards};
 use crate::sums::GradientSums;
@@ -42,13 +43,14 @@ impl Trainer {
             shards,
             rank,
             collective,
+            experts: None,
         });
         Ok(self)
     }
 
     /// Reads this rank's parts of the weights from a folder, for a trainer of
-    /// [stand-ins](VlmConfig::load_stand_ins) with all in shards. Weights that an adapter's folder
-    /// has are kept.
+    /// [stand-ins](VlmConfig::load_stand_ins) with all in shards, or with divided experts. Weights
+    /// that an adapter's folder has are kept.
     ///
     /// # Errors
     /// Those of [`VlmConfig::load_parts`].
@@ -62,7 +64,18 @@ impl Trainer {
             false => HashSet::new(),
         };
         let device = self.model.device().inner();
-        if let Some(shards) = self.peers.as_mut().and_then(|peers| peers.shards.as_mut()) {
+        if let Some((experts, _)) = self.expert_ranks() {
+            let whole = self.model.clone().with_whole_experts();
+            let sizes = whole.all_parameters().into_iter();
+            let sizes = sizes.map(|(parameter, _)| (parameter.id, parameter.elements()));
+            let sizes: HashMap<_, _> = sizes.collect();
+            let own = |id| match kept.contains(&id) {
+                true => None,
+                false => Some(experts.own_of(id, *sizes.get(&id)?)),
+            };
+            let parts = config.load_parts(folder, &whole, &own)?;
+            self.model = self.model.clone().with_values(parts);
+        } else if let Some(shards) = self.peers.as_mut().and_then(|peers| peers.shards.as_mut()) {
             let own = |id| shards.own(id).filter(|_| !kept.contains(&id));
             let parts = config.load_parts(folder, &self.model, &own)?;
             shards.set_weights(parts, &device);
@@ -111,6 +124,7 @@ impl Trainer {
             "options": value(identity),
             "recipe": value(&self.recipe),
             "steps": self.steps,
+            "expert-parallel": peers.experts.as_ref().map_or(1, ExpertRanks::size),
             "sharding": peers.shards.as_ref().map_or(Sharding::None, |shards| shards.sharding),
             "trained": {
                 "parameters": fingerprint(&parameters.join("\n")),
@@ -146,12 +160,10 @@ impl Trainer {
         for (id, value) in values(&self.model, false) {
             sums.add(id, value);
         }
-        let ids = self.parameters.iter().map(|parameter| parameter.id);
-        let norm = sums.norm(ids).map_err(|reason| VlmTrainError::Device {
-            step: self.steps,
-            reason,
-        })?;
-        Ok(format!("{norm:.6e}"))
+        let squares = self
+            .squares(&sums)
+            .map_err(|failure| failure.step_error(self.steps))?;
+        Ok(format!("{:.6e}", squares.sqrt()))
     }
 }
 

@@ -173,8 +173,13 @@ pub fn run(
     options: RunOptions<'_>,
     report: &mut dyn FnMut(Event<'_>),
 ) -> Result<Ending> {
-    if options.questions.is_some() && trainer.has_weight_shards() {
-        let text = "no rank has the weights to answer questions; shard gradients at most";
+    if options.questions.is_some() && trainer.has_parts() {
+        let text = "no rank has the weights to answer questions; shard gradients at most, and divide \
+                    no experts";
+        return Err(VlmTrainError::Options(text.to_owned()));
+    }
+    if options.record_step.is_some() && trainer.expert_ranks().is_some() {
+        let text = "a step whose experts are divided is not recorded; leave one of both out";
         return Err(VlmTrainError::Options(text.to_owned()));
     }
     let folder = options.folder.path();

@@ -17,6 +17,7 @@ use vlm_models::{Block, Parameter, Sampled, Vlm, VlmError};
 
 use crate::checkpoint::{Kind, values};
 use crate::error::{Result, VlmTrainError};
+use crate::experts::ExpertRanks;
 use crate::optimizer::Step;
 use crate::ranks::{NoSum, Peers, expect_done};
 use crate::recipe::Recipe;
@@ -428,6 +429,7 @@ fn laid(
 /// are asked for, by all ranks in the same order.
 pub(crate) struct Wholes<'a> {
     divided: Option<(&'a Shards, &'a Peers)>,
+    experts: Option<(&'a ExpertRanks, &'a Peers)>,
     device: Device,
     kind: Kind,
     /// This rank's parts.
@@ -436,8 +438,16 @@ pub(crate) struct Wholes<'a> {
 }
 
 impl Wholes<'_> {
-    /// The tensor of a parameter, flat; `None` if there is none, or at a second call.
+    /// The tensor of a parameter, flat; `None` if there is none, or at a second call. That of all
+    /// experts is on the first rank alone, and the others have another number of elements.
     pub(crate) fn take(&mut self, id: ParamId) -> Result<Option<Tensor<1>>, NoSum> {
+        if let Some((experts, peers)) = self.experts
+            && let Some(axis) = experts.axis(id)
+            && let Some(own) = self.whole.remove(&id)
+        {
+            let all = experts.gather(peers, axis, own).map_err(NoSum::Device)?;
+            return Ok(Some(all));
+        }
         if let Some((shards, peers)) = self.divided
             && !self.whole.contains_key(&id)
             && let Some((flat, _)) = shards.find(id)
@@ -475,6 +485,11 @@ impl Trainer {
     pub(crate) fn has_weight_shards(&self) -> bool {
         self.shards()
             .is_some_and(|(shards, _)| shards.has_weights())
+    }
+
+    /// True if no rank has all weights: they are in shards, or the experts are divided.
+    pub(crate) fn has_parts(&self) -> bool {
+        self.has_weight_shards() || self.expert_ranks().is_some()
     }
 
     /// The trained elements that this rank updates, by parameter.
@@ -545,7 +560,7 @@ impl Trainer {
             }
             (Kind::Parameter, _) => {
                 divided = None;
-                whole = values(&self.model, false);
+                whole = values(&self.model, self.expert_ranks().is_some());
             }
             _ => {
                 let states = self.optimizer.states.iter();
@@ -559,6 +574,7 @@ impl Trainer {
         }
         Wholes {
             divided,
+            experts: self.expert_ranks(),
             device: self.model.device().inner(),
             kind,
             own,

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::Path;
 
-use burn::module::Module;
+use burn::module::{Module, ParamId};
 use burn::tensor::TensorData;
 use serde::{Deserialize, Serialize};
 use vlm_data::{Cut, DataPosition, MicroBatch, TrainingSample};
@@ -277,7 +277,7 @@ impl Trainer {
                 update,
             );
             self.model = model;
-            lost
+            self.lost_updates(&lost, update)?
         };
         self.steps = step;
         report.lost_updates = (watched > 0).then(|| lost as f64 / watched as f64);
@@ -380,7 +380,15 @@ impl Trainer {
     ) -> Result<(f64, GradientSums, f64)> {
         let mut summed = passes.finish().map_err(|error| self.walked(error))?;
         let gradients = &mut summed.gradients;
-        let ids = || self.parameters.iter().map(|parameter| parameter.id);
+        // Norms of experts' gradients are added over ranks, apart from the others.
+        let experts = self.expert_ranks().map(|(experts, _)| experts);
+        let is_shared = |id: &ParamId| experts.is_none_or(|experts| experts.axis(*id).is_none());
+        let ids = || {
+            self.parameters
+                .iter()
+                .map(|parameter| parameter.id)
+                .filter(is_shared)
+        };
         if gradients.keeps_types > 0 {
             gradients.join(ids());
         }
@@ -504,8 +512,8 @@ impl Trainer {
     /// The norm of a batch's gradients, finite unless the step can be skipped.
     fn norm(&self, gradients: &GradientSums, batch: &[MicroBatch]) -> Result<f64> {
         let step = self.steps + 1;
-        let squares = gradients.squares(self.parameters.iter().map(|parameter| parameter.id));
-        let mut squares = squares.map_err(|reason| VlmTrainError::Device { step, reason })?;
+        let squares = self.squares(gradients);
+        let mut squares = squares.map_err(|failure| failure.step_error(step))?;
         if let Some((_, peers)) = self.shards() {
             [squares] = peers.add_numbers([squares])?;
         }
@@ -528,8 +536,8 @@ impl Trainer {
     /// Names the first activation, in the order of a forward pass, that has an infinite element or
     /// NaN, as [`Trace`] does.
     fn first_not_finite(&self, micro: &MicroBatch) -> Result<String> {
-        if self.has_weight_shards() {
-            return Ok("the weights are in shards, so no activation was examined".to_owned());
+        if self.has_parts() {
+            return Ok("no rank has all weights, so no activation was examined".to_owned());
         }
         let model = self.model.valid();
         let mut trace = Trace::recording();

@@ -117,6 +117,10 @@ impl Collective for Faulty {
         Ok(Begun::new(|| Ok(sum)))
     }
 
+    fn all_to_all(&self, x: Tensor<1>, counts: [&[usize]; 2]) -> Result<Tensor<1>, String> {
+        self.inner.all_to_all(x, counts)
+    }
+
     fn begin_gather(&self, x: Tensor<1>) -> Result<Begun, String> {
         let length = x.dims()[0];
         let all = self.inner.all_gather(x)?;

@@ -9,8 +9,8 @@ use vlm_data::text::Sample;
 use vlm_data::{Cut, MicroBatch, TrainingSample};
 use vlm_models::{LoraConfig, ModelPart, VlmConfig};
 use vlm_train::{
-    Begun, Collective, MemoryPlan, MicroShape, Rank, RankGroup, Recipe, Sharding, TrainedParts,
-    Trainer,
+    Begun, Collective, HostSums, MemoryPlan, MicroShape, Rank, RankGroup, Recipe, Sharding,
+    TrainedParts, Trainer,
 };
 
 use crate::common::{self, Halve};
@@ -149,6 +149,10 @@ impl Collective for Lean {
 
     fn begin_gather(&self, x: Tensor<1>) -> Result<Begun, String> {
         self.of_all(x, |all| Tensor::cat(all, 0))
+    }
+
+    fn all_to_all(&self, x: Tensor<1>, counts: [&[usize]; 2]) -> Result<Tensor<1>, String> {
+        HostSums(self.rank.clone()).all_to_all(x, counts)
     }
 }
 

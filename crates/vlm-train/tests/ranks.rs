@@ -23,6 +23,7 @@ use crate::common::{
     ALL, FAMILIES, Folder, Halve, SAMPLES, WITH_EXPERTS, base, beside, load, lora, packed, recipe,
     sample, timeless_log,
 };
+use crate::expert_parallel::Loads;
 use crate::reference::apart_in_torch;
 
 const FAMILY: &str = "qwen2_5_vl_tiny";
@@ -33,7 +34,7 @@ const SHARDINGS: [Sharding; 4] = [
     Sharding::Gradients,
     Sharding::All,
 ];
-const SECONDS: Duration = Duration::from_secs(20);
+pub(crate) const SECONDS: Duration = Duration::from_secs(20);
 /// The limit on waiting for a slow rank, well above the differences between ranks on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(6);
 /// True once rank 0 no longer waits for the slow rank.
@@ -41,7 +42,7 @@ static IS_ABANDONED: AtomicBool = AtomicBool::new(false);
 
 /// The fault of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fault {
+pub(crate) enum Fault {
     None,
     /// At step 2: an error of the data, their end, a panic, a panic in the sum, or too long a pause.
     Data,
@@ -129,6 +130,10 @@ impl Collective for Deadly {
     fn begin_gather(&self, x: Tensor<1>) -> Result<Begun, String> {
         self.0.begin_gather(x)
     }
+
+    fn all_to_all(&self, x: Tensor<1>, counts: [&[usize]; 2]) -> Result<Tensor<1>, String> {
+        self.0.all_to_all(x, counts)
+    }
 }
 
 /// The bits of all parameters.
@@ -142,7 +147,7 @@ impl ModuleVisitor for Bits {
     }
 }
 
-fn short(trained: TrainedParts, steps: usize) -> Recipe {
+pub(crate) fn short(trained: TrainedParts, steps: usize) -> Recipe {
     Recipe {
         steps,
         warmup_steps: 1,
@@ -152,27 +157,32 @@ fn short(trained: TrainedParts, steps: usize) -> Recipe {
 
 /// A run as a test wants it.
 #[derive(Clone, Debug)]
-struct Job {
-    family: &'static str,
-    recipe: Recipe,
-    folder: PathBuf,
+pub(crate) struct Job {
+    pub(crate) family: &'static str,
+    pub(crate) recipe: Recipe,
+    pub(crate) folder: PathBuf,
     /// Samples of a batch, over all ranks.
-    batch: usize,
-    state: Sharding,
-    precision: DType,
-    resume: bool,
+    pub(crate) batch: usize,
+    pub(crate) state: Sharding,
+    /// Ranks that divide the experts.
+    pub(crate) expert_parallel: usize,
+    pub(crate) loads: Loads,
+    pub(crate) precision: DType,
+    pub(crate) resume: bool,
     /// Of the last rank.
-    fault: Fault,
+    pub(crate) fault: Fault,
 }
 
 impl Job {
-    fn new(recipe: &Recipe, folder: &Folder) -> Self {
+    pub(crate) fn new(recipe: &Recipe, folder: &Folder) -> Self {
         Self {
             family: FAMILY,
             recipe: recipe.clone(),
             folder: folder.0.clone(),
             batch: 4,
             state: Sharding::None,
+            expert_parallel: 1,
+            loads: Loads::Drawn,
             precision: DType::F32,
             resume: false,
             fault: Fault::None,
@@ -182,14 +192,18 @@ impl Job {
 
 /// A rank's state at its end.
 #[derive(Clone, Debug, PartialEq)]
-struct Trained {
-    reports: Vec<StepReport>,
+pub(crate) struct Trained {
+    pub(crate) reports: Vec<StepReport>,
     /// Of all parameters.
     bits: Vec<u32>,
 }
 
 /// The state of one rank, or of the only one.
-fn train(rank: Option<&Rank>, job: &Job, fault: Fault) -> Result<Trained, VlmTrainError> {
+pub(crate) fn train(
+    rank: Option<&Rank>,
+    job: &Job,
+    fault: Fault,
+) -> Result<Trained, VlmTrainError> {
     let Job {
         recipe,
         folder,
@@ -197,10 +211,11 @@ fn train(rank: Option<&Rank>, job: &Job, fault: Fault) -> Result<Trained, VlmTra
         resume,
         ..
     } = job;
-    let (config, mut model) = load(match fault {
+    let family = match fault {
         Fault::OtherModel => OTHER_FAMILY,
         _ => job.family,
-    });
+    };
+    let (config, mut model) = job.loads.of(family, load(family));
     if job.precision != DType::F32 {
         model = model.map(&mut Halve::to(job.precision));
     }
@@ -219,7 +234,8 @@ fn train(rank: Option<&Rank>, job: &Job, fault: Fault) -> Result<Trained, VlmTra
             .map(&mut Halve::to(DType::F32));
     }
     // Each rank reads its part of the weights alone.
-    let reads_parts = job.state == Sharding::All && job.precision == DType::F32;
+    let has_parts = job.state == Sharding::All || job.expert_parallel > 1;
+    let reads_parts = has_parts && job.precision == DType::F32 && job.loads == Loads::Drawn;
     if reads_parts {
         let device = Device::flex().autodiff();
         model = config.load_stand_ins(base(job.family), &device)?;
@@ -238,6 +254,7 @@ fn train(rank: Option<&Rank>, job: &Job, fault: Fault) -> Result<Trained, VlmTra
             _ => Arc::new(sums),
         };
         trainer = trainer.with_ranks(rank.clone(), sums, state)?;
+        trainer = trainer.with_expert_parallel(job.expert_parallel)?;
         if reads_parts {
             trainer = trainer.with_parts_of(&config, &base(job.family))?;
         }
@@ -286,7 +303,7 @@ fn train(rank: Option<&Rank>, job: &Job, fault: Fault) -> Result<Trained, VlmTra
 }
 
 /// The states of several ranks of this process, the last of which has the job's fault.
-fn train_ranks(ranks: usize, job: &Job) -> Result<Vec<Trained>, VlmTrainError> {
+pub(crate) fn train_ranks(ranks: usize, job: &Job) -> Result<Vec<Trained>, VlmTrainError> {
     let timeout = match job.fault {
         Fault::Slow => PATIENCE,
         _ => SECONDS,
@@ -303,13 +320,13 @@ fn train_ranks(ranks: usize, job: &Job) -> Result<Vec<Trained>, VlmTrainError> {
     })
 }
 
-fn state(folder: &Folder, steps: usize) -> Vec<u8> {
+pub(crate) fn state(folder: &Folder, steps: usize) -> Vec<u8> {
     let checkpoint = format!("checkpoint-{steps:08}/state.safetensors");
     std::fs::read(folder.0.join(checkpoint)).unwrap()
 }
 
 /// The weights of the result with the least validation loss.
-fn best(folder: &Folder) -> Vec<u8> {
+pub(crate) fn best(folder: &Folder) -> Vec<u8> {
     let names = ["model.safetensors", "adapter_model.safetensors"];
     let paths = names.map(|name| folder.0.join("best").join(name));
     std::fs::read(paths.iter().find(|path| path.exists()).unwrap()).unwrap()
@@ -323,7 +340,7 @@ fn updates(folder: &Folder, steps: usize) -> BTreeMap<String, u64> {
 }
 
 /// The largest relative difference of losses and norms.
-fn apart(left: &[StepReport], right: &[StepReport]) -> f64 {
+pub(crate) fn apart(left: &[StepReport], right: &[StepReport]) -> f64 {
     assert_eq!(left.len(), right.len());
     let relative = |a: f64, b: f64| (a - b).abs() / a.abs().max(1e-30);
     let pairs = left.iter().zip(right);
@@ -358,7 +375,7 @@ fn agree(name: &str, trained: TrainedParts, state: Sharding, ranks: &[usize], st
     }
 }
 
-fn whole() -> TrainedParts {
+pub(crate) fn whole() -> TrainedParts {
     TrainedParts::Full(ALL.to_vec().into())
 }
 
@@ -548,6 +565,10 @@ impl Collective for Counted {
             begun.wait()
         }))
     }
+
+    fn all_to_all(&self, x: Tensor<1>, counts: [&[usize]; 2]) -> Result<Tensor<1>, String> {
+        self.0.all_to_all(x, counts)
+    }
 }
 
 /// A step of one micro-batch gathers the weights at most twice and sums their gradients once, but
@@ -727,6 +748,88 @@ fn tensors_of_other_lengths_are_not_summed() {
     expect_ended(begun, &[error], "rank 1", "bytes, this one");
 }
 
+/// The elements that a rank gives to another, by their ranks.
+type Counts = fn(usize, usize) -> usize;
+
+/// Uneven counts, some of them 0; all to one, which gives none; none at all.
+const EXCHANGES: [Counts; 3] = [
+    |from, to| (3 * from + 2 * to) % 4,
+    |from, to| if to == 1 && from != 1 { 5 } else { 0 },
+    |_, _| 0,
+];
+
+/// What a rank receives in an exchange, with the rank that gave it, the one that it was for and its
+/// index among the elements of this pair in each element.
+fn exchanged(rank: &Rank, counts: Counts, dtype: DType) -> Result<Vec<f32>, String> {
+    let (own, all) = (rank.rank(), rank.ranks());
+    let given: Vec<usize> = (0..all).map(|to| counts(own, to)).collect();
+    let received: Vec<usize> = (0..all).map(|from| counts(from, own)).collect();
+    let element = |(to, count): (usize, &usize)| {
+        let numbers = (0..*count).map(move |index| (100 * own + 10 * to + index) as f32);
+        numbers.collect::<Vec<_>>()
+    };
+    let elements: Vec<f32> = given.iter().enumerate().flat_map(element).collect();
+    let x = Tensor::<1>::from_data(&elements[..], (&Device::flex(), dtype));
+    let found = HostSums(rank.clone()).all_to_all(x, [&given, &received])?;
+    Ok(found.into_data().iter().collect())
+}
+
+#[test]
+fn ranks_give_each_other_as_many_elements_as_they_say() {
+    let found = RankGroup::of_process(3, SECONDS).run(|rank| {
+        let all = EXCHANGES.iter().flat_map(|counts| {
+            [DType::F32, DType::BF16].map(|dtype| exchanged(rank, *counts, dtype))
+        });
+        all.collect::<Result<Vec<_>, _>>()
+    });
+    let found = found.unwrap();
+    assert_eq!(found[0][0], [100.0, 101.0, 102.0, 200.0, 201.0]);
+    assert_eq!(found[1][0], [10.0, 11.0, 110.0]);
+    assert_eq!(found[2][0], [120.0, 121.0, 122.0, 220.0, 221.0]);
+    let of_two = (10..15).chain(210..215).map(|x| x as f32);
+    assert_eq!(found[1][2], of_two.collect::<Vec<_>>());
+    for (rank, of_rank) in found.iter().enumerate() {
+        for pair in of_rank.chunks(2) {
+            assert_eq!(pair[0], pair[1], "f32 and bf16");
+        }
+        assert_eq!(of_rank[2].is_empty(), rank != 1);
+        assert!(of_rank[4].is_empty());
+    }
+}
+
+#[test]
+fn exchanges_that_do_not_match_are_refused() {
+    for (counts, says) in [
+        (
+            [[1, 2], [1, 1]],
+            "rank 0 gave 2 elements to rank 1, which expected 1",
+        ),
+        (
+            [[1, 1], [1, 1]],
+            "the first ones of 3 elements in all; found [1, 1]",
+        ),
+    ] {
+        let begun = Instant::now();
+        let ended = RankGroup::of_process(2, SECONDS).run(move |rank| {
+            let x = Tensor::<1>::zeros([3], &Device::flex());
+            let own = if rank.rank() == 0 {
+                counts
+            } else {
+                [[1, 2], [1, 2]]
+            };
+            let sums = HostSums(rank.clone());
+            sums.all_to_all(x, [&own[0], &own[1]]).map(drop)
+        });
+        expect_ended(begun, &[ended.unwrap_err().to_string()], "rank", says);
+    }
+    let ended = RankGroup::of_process(2, SECONDS).run(|rank| {
+        let x = Tensor::<1>::zeros([3], &Device::flex());
+        HostSums(rank.clone()).all_to_all(x, [&[3], &[3]]).map(drop)
+    });
+    let error = ended.unwrap_err().to_string();
+    assert!(error.contains("for each of 2 ranks"), "{error}");
+}
+
 fn free_port() -> String {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     format!("127.0.0.1:{}", listener.local_addr().unwrap().port())
@@ -784,6 +887,21 @@ fn ranks_of_three_hosts_receive_what_all_gave() {
         numbers.push(number);
     }
     assert_eq!(numbers, [0, 1, 2, 3, 4, 5]);
+}
+
+#[test]
+fn ranks_of_two_hosts_exchange_what_those_of_one_do() {
+    let address = free_port();
+    let hosts = (0..2).map(|h| host(&address, 2, h)).collect();
+    let work = |rank: &Rank| {
+        let all = EXCHANGES
+            .iter()
+            .map(|counts| exchanged(rank, *counts, DType::F32));
+        all.collect::<Result<Vec<_>, _>>()
+    };
+    let found = meet(hosts, work).into_iter().flat_map(Result::unwrap);
+    let of_one = RankGroup::of_process(3, SECONDS).run(work).unwrap();
+    assert_eq!(found.collect::<Vec<_>>(), of_one);
 }
 
 #[test]

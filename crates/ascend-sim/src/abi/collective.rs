@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use crate::abi::export::export;
 use crate::abi::runtime::put;
+use crate::aclnn::DataType;
 use crate::clock::Actor;
 use crate::codes::*;
 use crate::collective::{
@@ -211,6 +212,25 @@ struct Asked {
     stream: *mut c_void,
 }
 
+/// A call's communicator, of the current device.
+fn communicator(state: &Sim, handle: *mut c_void, device: u32) -> Outcome<Arc<Communicator>> {
+    let of = Arc::clone(state.communicators.get(handle as u64)?);
+    if of.device != device {
+        return wrong(format!(
+            "the communicator is of device {}, the thread's current device is {device}",
+            of.device
+        ));
+    }
+    Ok(of)
+}
+
+fn element(dtype: i32) -> Outcome<DataType> {
+    match collective::number(dtype) {
+        Some(number) => Ok(number),
+        None => wrong(format!("element type {dtype} does not exist")),
+    }
+}
+
 /// Checks a call and puts its operation on the stream.
 fn call(asked: Asked) -> Outcome {
     let Asked {
@@ -219,16 +239,8 @@ fn call(asked: Asked) -> Outcome {
     let device = sim().current_device()?;
     let _call = InCall::begin(device)?;
     let mut state = sim();
-    let of = Arc::clone(state.communicators.get(asked.comm as u64)?);
-    if of.device != device {
-        return wrong(format!(
-            "the communicator is of device {}, the thread's current device is {device}",
-            of.device
-        ));
-    }
-    let Some(number) = collective::number(asked.dtype) else {
-        return wrong(format!("element type {} does not exist", asked.dtype));
-    };
+    let of = communicator(&state, asked.comm, device)?;
+    let number = element(asked.dtype)?;
     let Some(how) = Reduction::from_code(asked.how) else {
         return wrong(format!("reduction {} does not exist", asked.how));
     };
@@ -258,7 +270,35 @@ fn call(asked: Asked) -> Outcome {
     if !in_place && send.overlaps(receive) {
         return wrong("sendBuf and recvBuf overlap");
     }
-    let stream = state.stream_handle(asked.stream as u64)?;
+    let request = Request {
+        sequence: 0,
+        operation,
+        number,
+        how,
+        count,
+        pairs: Vec::new(),
+        data: Vec::new(),
+    };
+    submit(
+        &mut state,
+        &of,
+        asked.stream,
+        request,
+        [vec![send], vec![receive]],
+    )?;
+    state.collectives.count(operation, &of, count, size);
+    Ok(())
+}
+
+/// Puts an operation on the stream, with the memory that it reads and writes.
+fn submit(
+    state: &mut Sim,
+    of: &Arc<Communicator>,
+    stream: *mut c_void,
+    mut request: Request,
+    memory: [Vec<Tensor>; 2],
+) -> Outcome {
+    let stream = state.stream_handle(stream as u64)?;
     match of.stream.swap(stream, Ordering::AcqRel) {
         0 => {}
         before if before == stream => {}
@@ -270,32 +310,132 @@ fn call(asked: Asked) -> Outcome {
             return Err(Failure::new(HCCL_E_NOT_SUPPORT, message));
         }
     }
-    state.collectives.count(operation, &of, count, size);
     let queued = of.queue();
-    let request = Request {
-        sequence: queued.sequence,
-        operation,
-        number,
-        how,
-        count,
-        data: Vec::new(),
-    };
+    request.sequence = queued.sequence;
+    let function = request.operation.function();
+    let addresses: Vec<u64> = memory.iter().flatten().map(|part| part.address).collect();
     let work = Work::Meet(Box::new(move |context| {
-        run(&queued, request, send, receive, context)
+        run(&queued, request, &memory, context)
     }));
-    let addresses = [send.address, receive.address];
-    let function = operation.function();
     state
         .submit_using(stream, work, function, addresses)
         .map(drop)
+}
+
+/// One side of an exchange between pairs of ranks, by the parameters of the call.
+#[derive(Clone, Copy)]
+struct Side {
+    name: &'static str,
+    buffer: *const c_void,
+    counts: *const c_void,
+    displacements: *const c_void,
+}
+
+impl Side {
+    /// The elements of each rank, and their memory.
+    ///
+    /// # Safety
+    /// - Both lists are null or have a number for each of `ranks`.
+    unsafe fn read(
+        self,
+        state: &Sim,
+        of: &Communicator,
+        size: u64,
+    ) -> Outcome<(Vec<u64>, Vec<Tensor>)> {
+        let name = self.name;
+        let list = |list: *const c_void, what: &str| -> Outcome<Vec<u64>> {
+            not_null(list, &format!("the list of {what} of {name}"))?;
+            let list = list.cast::<u64>();
+            // SAFETY: not null, and a number for each rank by the function's own condition.
+            Ok((0..of.ranks as usize)
+                .map(|rank| unsafe { list.add(rank).read_unaligned() })
+                .collect())
+        };
+        let counts = list(self.counts, "counts")?;
+        let displacements = list(self.displacements, "displacements")?;
+        let mut memory = Vec::new();
+        for (rank, (count, at)) in counts.iter().zip(displacements).enumerate() {
+            let place = |elements: u64| elements.checked_mul(size);
+            let address = place(at).and_then(|at| (self.buffer as u64).checked_add(at));
+            let (Some(address), Some(bytes)) = (address, place(*count)) else {
+                return wrong(format!(
+                    "{name} has {count} elements of rank {rank} at {at}"
+                ));
+            };
+            let part = Tensor { address, bytes };
+            if *count > 0 {
+                not_null(self.buffer, name)?;
+                part.check(state, of.device, size, &format!("{name} of rank {rank}"))?;
+                memory.push(part);
+            }
+        }
+        Ok((counts, memory))
+    }
+}
+
+/// Checks an exchange between pairs of ranks and puts it on the stream.
+///
+/// # Safety
+/// - The lists of the sides are null or have a number for each rank.
+unsafe fn exchange(
+    sides: [Side; 2],
+    dtypes: [i32; 2],
+    comm: *mut c_void,
+    stream: *mut c_void,
+) -> Outcome {
+    let device = sim().current_device()?;
+    let _call = InCall::begin(device)?;
+    let mut state = sim();
+    let of = communicator(&state, comm, device)?;
+    let number = element(dtypes[0])?;
+    if element(dtypes[1])? != number {
+        return wrong(format!("sendType is {}, recvType {}", dtypes[0], dtypes[1]));
+    }
+    if !Product::of(&state.machine).exchanges(number) {
+        let product = state.machine.soc_name.to_string_lossy();
+        let message = format!("{product} does not exchange {number:?}");
+        return Err(Failure::new(HCCL_E_NOT_SUPPORT, message));
+    }
+    let size = number.bytes();
+    // SAFETY: by the function's own condition.
+    let [given, received] = sides.map(|side| unsafe { side.read(&state, &of, size) });
+    let ((given, send), (received, receive)) = (given?, received?);
+    let mut in_order = receive.clone();
+    in_order.sort_unstable_by_key(|part| part.address);
+    if in_order.windows(2).any(|pair| pair[0].overlaps(pair[1])) {
+        return wrong("the elements of two ranks overlap in recvBuf");
+    }
+    if send
+        .iter()
+        .any(|from| receive.iter().any(|to| from.overlaps(*to)))
+    {
+        return wrong("sendBuf and recvBuf overlap");
+    }
+    let pairs: Vec<[u64; 2]> = given
+        .into_iter()
+        .zip(received)
+        .map(<[u64; 2]>::from)
+        .collect();
+    let request = Request {
+        sequence: 0,
+        operation: Operation::AllToAll,
+        number,
+        how: Reduction::Sum,
+        // The ranks differ in their counts.
+        count: 0,
+        pairs: pairs.clone(),
+        data: Vec::new(),
+    };
+    submit(&mut state, &of, stream, request, [send, receive])?;
+    state.collectives.count_pairs(&pairs, &of, size);
+    Ok(())
 }
 
 /// An operation on its stream.
 fn run(
     queued: &Queued,
     mut request: Request,
-    send: Tensor,
-    receive: Tensor,
+    [send, receive]: &[Vec<Tensor>; 2],
     context: &TaskContext,
 ) -> Outcome {
     let function = request.operation.function();
@@ -303,14 +443,20 @@ fn run(
     fault.map_or(Ok(()), |fault| fault.strike(function))?;
     {
         let mut state = sim();
-        state.task_touch(send.address, send.bytes, false, context, function);
-        state.task_touch(receive.address, receive.bytes, true, context, function);
+        for part in send {
+            state.task_touch(part.address, part.bytes, false, context, function);
+        }
+        for part in receive {
+            state.task_touch(part.address, part.bytes, true, context, function);
+        }
     }
-    request.data = {
+    for part in send {
         let engine = engine();
-        let (bytes, offset) = sim().memory.share(send.address, send.bytes)?;
-        bytes.slice(&engine, offset, send.bytes as usize).to_vec()
-    };
+        let (bytes, offset) = sim().memory.share(part.address, part.bytes)?;
+        request
+            .data
+            .extend(bytes.slice(&engine, offset, part.bytes as usize));
+    }
     let received = queued.of.exchange(request).inspect_err(|failure| {
         if failure.code == RT_COLLECTIVE_MISMATCH {
             let Actor::Stream(stream) = context.actor else {
@@ -320,9 +466,14 @@ fn run(
             sim().violate(Violation::host("collective", message));
         }
     })?;
-    let mut engine = engine();
-    let (target, offset) = sim().memory.share(receive.address, receive.bytes)?;
-    target.write(&mut engine, offset, &received);
+    let mut rest = &received[..];
+    for part in receive {
+        let (own, next) = rest.split_at(part.bytes as usize);
+        let mut engine = engine();
+        let (target, offset) = sim().memory.share(part.address, part.bytes)?;
+        target.write(&mut engine, offset, own);
+        rest = next;
+    }
     Ok(())
 }
 
@@ -412,6 +563,22 @@ export! {
                 operation: Operation::AllGather, count: sendCount, how: Reduction::Sum as i32,
                 send: sendBuf, receive: recvBuf, dtype: dataType, comm, stream,
             }))
+        }
+        fn HcclAlltoAllV(
+            sendBuf: *const c_void, sendCounts: *const c_void, sdispls: *const c_void,
+            sendType: i32, recvBuf: *const c_void, recvCounts: *const c_void,
+            rdispls: *const c_void, recvType: i32, comm: *mut c_void, stream: *mut c_void,
+        ) {
+            let sides = [
+                Side {
+                    name: "sendBuf", buffer: sendBuf, counts: sendCounts, displacements: sdispls,
+                },
+                Side {
+                    name: "recvBuf", buffer: recvBuf, counts: recvCounts, displacements: rdispls,
+                },
+            ];
+            // SAFETY: null, or a number for each rank by the C declaration.
+            library(unsafe { exchange(sides, [sendType, recvType], comm, stream) })
         }
     }
     value {

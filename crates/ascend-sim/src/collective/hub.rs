@@ -35,6 +35,9 @@ pub(crate) struct Request {
     pub(crate) number: DataType,
     pub(crate) how: Reduction,
     pub(crate) count: u64,
+    /// Elements for each rank, and from it, of an operation on pairs of ranks.
+    pub(crate) pairs: Vec<[u64; 2]>,
+    /// What the rank gives, in rank order.
     pub(crate) data: Vec<u8>,
 }
 
@@ -293,6 +296,9 @@ fn meet(requests: &BTreeMap<u32, Request>, is_fixed: bool) -> Outcome<Vec<Vec<u8
         return Err(Failure::new(RT_COLLECTIVE_MISMATCH, message));
     }
     let ranks = requests.len();
+    if first.operation == Operation::AllToAll {
+        return exchanged(requests);
+    }
     if first.operation == Operation::AllGather {
         let all: Vec<u8> = requests.values().flat_map(|r| r.data.clone()).collect();
         return Ok(vec![all; ranks]);
@@ -311,4 +317,32 @@ fn meet(requests: &BTreeMap<u32, Request>, is_fixed: bool) -> Outcome<Vec<Vec<u8
     }
     let part = (first.count * first.number.bytes()) as usize;
     Ok(sum.chunks(part.max(1)).map(<[u8]>::to_vec).collect())
+}
+
+/// The bytes that each rank receives from all, in rank order.
+fn exchanged(requests: &BTreeMap<u32, Request>) -> Outcome<Vec<Vec<u8>>> {
+    let mut received = vec![Vec::new(); requests.len()];
+    for (from, request) in requests {
+        let mut rest = &request.data[..];
+        for (to, target) in requests {
+            let pair = |of: &Request, rank: u32| of.pairs.get(rank as usize).copied();
+            let given = pair(request, *to).map(|[given, _]| given);
+            let expected = pair(target, *from).map(|[_, expected]| expected);
+            let bytes = given.unwrap_or(0).saturating_mul(request.number.bytes()) as usize;
+            let part = rest.split_at_checked(bytes);
+            let (Some((part, next)), true) = (part, given == expected) else {
+                let message = format!(
+                    "the ranks differ in operation {}: rank {from} gives {} elements to rank {to}, \
+                     which expects {}",
+                    request.sequence,
+                    given.unwrap_or(0),
+                    expected.unwrap_or(0)
+                );
+                return Err(Failure::new(RT_COLLECTIVE_MISMATCH, message));
+            };
+            received[*to as usize].extend(part);
+            rest = next;
+        }
+    }
+    Ok(received)
 }

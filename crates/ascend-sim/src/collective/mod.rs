@@ -34,28 +34,36 @@ pub(crate) enum Operation {
     AllReduce,
     ReduceScatter,
     AllGather,
+    /// Of counts for each pair of ranks.
+    AllToAll,
 }
 
 impl Operation {
-    pub(crate) const ALL: [Self; 3] = [Self::AllReduce, Self::ReduceScatter, Self::AllGather];
+    pub(crate) const ALL: [Self; 4] = [
+        Self::AllReduce,
+        Self::ReduceScatter,
+        Self::AllGather,
+        Self::AllToAll,
+    ];
 
     pub(crate) fn function(self) -> &'static str {
         match self {
             Self::AllReduce => "HcclAllReduce",
             Self::ReduceScatter => "HcclReduceScatter",
             Self::AllGather => "HcclAllGather",
+            Self::AllToAll => "HcclAlltoAllV",
         }
     }
 
     pub(crate) fn reduces(self) -> bool {
-        self != Self::AllGather
+        matches!(self, Self::AllReduce | Self::ReduceScatter)
     }
 
-    /// Elements that a rank gives and receives, by the count of the call.
+    /// Elements that a rank gives and receives, by the count of a call that has one.
     pub(crate) fn elements(self, count: u64, ranks: u32) -> [u64; 2] {
         let all = count.saturating_mul(ranks.into());
         match self {
-            Self::AllReduce => [count, count],
+            Self::AllReduce | Self::AllToAll => [count, count],
             Self::ReduceScatter => [all, count],
             Self::AllGather => [count, all],
         }
@@ -70,6 +78,7 @@ impl Operation {
                 2 * (count - own)
             }
             Self::ReduceScatter | Self::AllGather => count * (ranks - 1),
+            Self::AllToAll => 0,
         }
     }
 }
@@ -81,7 +90,8 @@ pub struct Collective {
     pub calls: u64,
     /// Bytes of the larger of the two tensors.
     pub bytes: u64,
-    /// Bytes that the devices of this process send if the ranks form a ring.
+    /// Bytes that the devices of this process send if the ranks form a ring; of an all-to-all, those
+    /// for other ranks.
     pub sent_bytes: u64,
 }
 
@@ -144,6 +154,17 @@ impl Collectives {
         counted.calls += 1;
         counted.bytes += send.max(receive) * size;
         counted.sent_bytes += operation.sent(count, of.ranks, of.rank) * size;
+    }
+
+    /// Counts a call with the elements that it gives to each rank, and receives from it.
+    pub(crate) fn count_pairs(&mut self, pairs: &[[u64; 2]], of: &Communicator, size: u64) {
+        let operation = Operation::AllToAll;
+        let counted = self.counts.entry(operation.function()).or_default();
+        let [given, received] = [0, 1].map(|way| pairs.iter().map(|pair| pair[way]).sum::<u64>());
+        let own = pairs.get(of.rank as usize).map_or(0, |[own, _]| *own);
+        counted.calls += 1;
+        counted.bytes += given.max(received) * size;
+        counted.sent_bytes += (given - own) * size;
     }
 }
 
@@ -358,6 +379,11 @@ impl Product {
     /// True if the order of a sum differs between runs unless the program asks for a fixed one.
     pub(crate) fn adds_in_any_order(self) -> bool {
         self == Self::A2
+    }
+
+    /// True if the product exchanges elements of a type between pairs of ranks.
+    pub(crate) fn exchanges(self, number: DataType) -> bool {
+        number != DataType::Bf16 || matches!(self, Self::A2 | Self::Ascend950)
     }
 
     /// True if the product reduces elements of a type this way.

@@ -130,6 +130,9 @@ impl Remote {
             request.how as i32,
         ];
         frame.extend(codes.iter().flat_map(|code| code.to_le_bytes()));
+        frame.extend((request.pairs.len() as u64).to_le_bytes());
+        let pairs = request.pairs.as_flattened().iter();
+        frame.extend(pairs.flat_map(|count| count.to_le_bytes()));
         frame.extend(&request.data);
         let late = || {
             let message = format!(
@@ -237,12 +240,19 @@ impl Fields<'_> {
         let count = self.take().map(u64::from_le_bytes)?;
         let mut next = || self.take().map(i32::from_le_bytes);
         let [operation, dtype, how] = [next()?, next()?, next()?];
+        let listed = self.take().map(u64::from_le_bytes)?;
+        let mut pairs = Vec::new();
+        for _ in 0..listed {
+            let mut next = || self.take().map(u64::from_le_bytes);
+            pairs.push([next()?, next()?]);
+        }
         Some(Request {
             sequence,
             operation: *Operation::ALL.get(operation as usize)?,
             number: number(dtype)?,
             how: Reduction::from_code(how)?,
             count,
+            pairs,
             data: self.0.to_vec(),
         })
     }

@@ -267,12 +267,35 @@ impl Operation {
     }
 }
 
+/// An operation on a tensor, in the type of the collective library.
+type Queue<'a> = &'a dyn Fn(
+    &mut Membership,
+    &Arc<Context>,
+    AscendTensor,
+    SumType,
+) -> Result<AscendTensor, ExecutionError>;
+
 /// Queues an operation of the ranks of a device's communicator with `devices`, which is created at
 /// the first call of a group in this process.
 fn queue(
     operation: Operation,
     tensor: AscendTensor,
     devices: &[AscendDevice],
+) -> Result<AscendTensor, ExecutionError> {
+    // Others may read the block while it is summed in place.
+    let is_free = operation != Operation::AllReduce || tensor.is_unique();
+    queue_with(
+        (tensor, is_free),
+        devices,
+        &|membership, context, tensor, dtype| membership.queue(operation, context, tensor, dtype),
+    )
+}
+
+/// As [`queue`], of a tensor that is copied unless it is free.
+fn queue_with(
+    (tensor, is_free): (AscendTensor, bool),
+    devices: &[AscendDevice],
+    call: Queue<'_>,
 ) -> Result<AscendTensor, ExecutionError> {
     let context = tensor.context()?.clone();
     let dtype = match tensor.dtype() {
@@ -284,8 +307,6 @@ fn queue(
             return Err(ExecutionError::with_context(message));
         }
     };
-    // Others may read the block while it is summed in place.
-    let is_free = operation != Operation::AllReduce || tensor.is_unique();
     let tensor = if tensor.is_contiguous() && is_free {
         tensor
     } else {
@@ -312,7 +333,16 @@ fn queue(
     let Some(membership) = membership else {
         unreachable!("pushed above");
     };
-    membership.queue(operation, &context, tensor, dtype)
+    call(membership, &context, tensor, dtype)
+}
+
+/// The elements of a tensor in an operation.
+fn span(tensor: &AscendTensor) -> Span<Held> {
+    Span {
+        first_byte: tensor.offset() * tensor.dtype().size(),
+        count: tensor.len(),
+        memory: Held(tensor.clone()),
+    }
 }
 
 impl Membership {
@@ -323,11 +353,6 @@ impl Membership {
         tensor: AscendTensor,
         dtype: SumType,
     ) -> Result<AscendTensor, ExecutionError> {
-        let span = |tensor: &AscendTensor| Span {
-            first_byte: tensor.offset() * tensor.dtype().size(),
-            count: tensor.len(),
-            memory: Held(tensor.clone()),
-        };
         let communicator = &self.communicator;
         let ranks = communicator.options().ranks as usize;
         let result = match operation {
@@ -352,6 +377,33 @@ impl Membership {
                 .all_gather(from, to, dtype)
                 .map(|pending| Box::new(pending) as _),
         };
+        self.keep(result, queued)
+    }
+
+    /// Queues an all-to-all, of as many elements for each rank and from it as the lists say.
+    fn exchange(
+        &mut self,
+        context: &Arc<Context>,
+        tensor: AscendTensor,
+        counts: [&[usize]; 2],
+        dtype: SumType,
+    ) -> Result<AscendTensor, ExecutionError> {
+        let shape = Shape::from([counts[1].iter().sum::<usize>()]);
+        let result = AscendTensor::empty_in(context, shape, tensor.dtype());
+        if let Some(failure) = result.failure() {
+            return Err(failure.clone());
+        }
+        let (from, to) = (span(&tensor), span(&result));
+        let queued = self.communicator.all_to_all(from, to, counts, dtype);
+        self.keep(result, queued.map(|pending| Box::new(pending) as _))
+    }
+
+    /// Keeps a queued operation until its result is waited for.
+    fn keep(
+        &mut self,
+        result: AscendTensor,
+        queued: Result<Box<dyn Any + Send>>,
+    ) -> Result<AscendTensor, ExecutionError> {
         let address = result.address()?;
         let queued = queued.map_err(|error| execution(&error))?;
         self.pending.push((address, queued));

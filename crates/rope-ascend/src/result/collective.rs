@@ -36,6 +36,18 @@ pub(crate) struct Transfer {
     pub(crate) stream: aclrtStream,
 }
 
+/// The operands of an exchange between pairs of ranks. Each list has a number for each rank.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Exchange<'a> {
+    pub(crate) buffers: [*mut c_void; 2],
+    /// Elements for each rank, and from it.
+    pub(crate) counts: [&'a [u64]; 2],
+    /// The first of them in the buffers.
+    pub(crate) displacements: [&'a [u64]; 2],
+    pub(crate) dtype: HcclDataType,
+    pub(crate) stream: aclrtStream,
+}
+
 impl Caller<'_> {
     /// Converts the result of `function` to a [`Result`].
     fn check(&self, function: &'static str, result: HcclResult) -> Result<()> {
@@ -176,5 +188,28 @@ impl Caller<'_> {
             (self.hccl.HcclAllGather)(send, receive, of.count, of.dtype, comm, of.stream)
         };
         self.check("HcclAllGather", code)
+    }
+
+    /// Queues the exchange of elements between all pairs of ranks. The lists are read during the
+    /// call.
+    ///
+    /// # Safety
+    /// - `comm` and the stream are live and of the current device.
+    /// - Each list has a number for each rank of `comm`.
+    /// - The elements that the lists name lie in device memory that stays allocated until the stream
+    ///   has passed the operation; a buffer without elements may be null.
+    #[doc(alias = "HcclAlltoAllV")]
+    pub(crate) unsafe fn all_to_all(&self, comm: HcclComm, of: Exchange<'_>) -> Result<()> {
+        let [send, receive] = of.buffers;
+        let [sent, received] = of.counts.map(|list| list.as_ptr().cast());
+        let [send_at, receive_at] = of.displacements.map(|list| list.as_ptr().cast());
+        // SAFETY: by this function's own conditions.
+        let code = unsafe {
+            let (dtype, stream) = (of.dtype, of.stream);
+            (self.hccl.HcclAlltoAllV)(
+                send, sent, send_at, dtype, receive, received, receive_at, dtype, comm, stream,
+            )
+        };
+        self.check("HcclAlltoAllV", code)
     }
 }

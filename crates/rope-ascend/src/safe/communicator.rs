@@ -11,7 +11,7 @@ use super::device::Device;
 use super::event::Event;
 use super::stream::Stream;
 use crate::error::{AscendError, Result};
-use crate::result::collective::{Caller, Settings, Transfer};
+use crate::result::collective::{Caller, Exchange, Settings, Transfer};
 use crate::sys::{HCCL_ROOT_INFO_BYTES, HcclComm, HcclDataType, HcclRootInfo};
 
 /// The rendezvous data of one communicator's ranks, created by the device of rank 0 and sent
@@ -127,7 +127,8 @@ pub struct Traffic {
     /// Bytes of the tensors passed to them.
     pub bytes: u64,
     /// The minimum bytes that a rank must send: with n ranks, (n - 1) / n of a tensor for
-    /// reduce-scatter and all-gather, and twice that for all-reduce.
+    /// reduce-scatter and all-gather, and twice that for all-reduce; for all-to-all, the elements of
+    /// other ranks.
     pub least_sent_bytes: u64,
 }
 
@@ -158,7 +159,7 @@ impl Operation {
 
 /// One device's handle on a group of devices, each with a separate thread.
 ///
-/// All ranks call the same operations in the same order with the same number of elements. An
+/// All ranks call the same operations in the same order with numbers of elements that agree. An
 /// operation is queued on a stream of the communicator, after the work on the device's stream. Work
 /// queued later on the device's stream waits for the operation once its [`Pending`] is dropped.
 #[derive(Debug)]
@@ -274,7 +275,7 @@ impl Communicator {
     where
         M: Borrow<DeviceMemory>,
     {
-        let address = self.address(Operation::AllReduce, &of, of.count, dtype)?;
+        let address = self.address(Operation::AllReduce.name(), &of, of.count, dtype)?;
         let event = self.queue(Operation::AllReduce, (address, address), of.count, dtype)?;
         Ok(self.pending(of.memory, event))
     }
@@ -296,8 +297,9 @@ impl Communicator {
         N: Borrow<DeviceMemory>,
     {
         let operation = Operation::ReduceScatter;
-        let send = self.address(operation, &from, self.total_elems(to.count), dtype)?;
-        let receive = self.address(operation, &to, to.count, dtype)?;
+        let name = operation.name();
+        let send = self.address(name, &from, self.total_elems(to.count), dtype)?;
+        let receive = self.address(name, &to, to.count, dtype)?;
         let event = self.queue(operation, (send, receive), to.count, dtype)?;
         Ok(self.pending((from.memory, to.memory), event))
     }
@@ -319,10 +321,71 @@ impl Communicator {
         N: Borrow<DeviceMemory>,
     {
         let operation = Operation::AllGather;
-        let send = self.address(operation, &from, from.count, dtype)?;
-        let receive = self.address(operation, &to, self.total_elems(from.count), dtype)?;
+        let name = operation.name();
+        let send = self.address(name, &from, from.count, dtype)?;
+        let receive = self.address(name, &to, self.total_elems(from.count), dtype)?;
         let event = self.queue(operation, (send, receive), from.count, dtype)?;
         Ok(self.pending((from.memory, to.memory), event))
+    }
+
+    /// Queues an all-to-all: gives each rank its elements of `from`, as many as the first list of
+    /// `counts` says for it, and writes those that the ranks give to this one to `to`, as many as
+    /// the second list says; both in rank order. Each rank must expect what the others give.
+    ///
+    /// # Errors
+    /// As [`reduce_scatter`](Self::reduce_scatter); [`AscendError::InvalidArgument`] for lists that
+    /// have no number for each rank, or do not add up to the elements of the spans.
+    #[doc(alias = "HcclAlltoAllV")]
+    pub fn all_to_all<M, N>(
+        &self,
+        from: Span<M>,
+        to: Span<N>,
+        counts: [&[usize]; 2],
+        dtype: SumType,
+    ) -> Result<Pending<(M, N)>>
+    where
+        M: Borrow<DeviceMemory>,
+        N: Borrow<DeviceMemory>,
+    {
+        let operation = "all-to-all";
+        for list in counts {
+            if list.len() != self.options.ranks as usize {
+                let expected = format!("one for each of {} ranks", self.options.ranks);
+                let found = list.len();
+                return Err(AscendError::argument(operation, "counts", expected, found));
+            }
+        }
+        let totals = counts.map(|list| list.iter().fold(0_usize, |sum, n| sum.saturating_add(*n)));
+        let send = self.address(operation, &from, totals[0], dtype)?;
+        let receive = self.address(operation, &to, totals[1], dtype)?;
+        let of_memory = |address: usize, total: usize| match total {
+            0 => std::ptr::null_mut(),
+            _ => address as *mut _,
+        };
+        let counts = counts.map(|list| list.iter().map(|n| *n as u64).collect::<Vec<_>>());
+        let displacements = counts.each_ref().map(|list| {
+            let first = |end: &mut u64, count: &u64| {
+                *end += count;
+                Some(*end - count)
+            };
+            list.iter().scan(0, first).collect::<Vec<_>>()
+        });
+        let (hccl_dtype, size) = dtype.dtype();
+        let exchange = Exchange {
+            buffers: [of_memory(send, totals[0]), of_memory(receive, totals[1])],
+            counts: counts.each_ref().map(|list| &list[..]),
+            displacements: displacements.each_ref().map(|list| &list[..]),
+            dtype: hccl_dtype,
+            stream: self.stream.raw(),
+        };
+        // SAFETY: a communicator and a stream that live as long as `self`, of the device that
+        // `call` enters; the lists have a number for each rank, and their elements were checked to
+        // lie in memory that `Pending` holds until the device's stream waits for the operation.
+        let events = self.queued(|caller| unsafe { caller.all_to_all(self.raw, exchange) })?;
+        let own = counts[0][self.options.rank as usize] as usize;
+        let bytes = totals[0].max(totals[1]) * size;
+        self.add_traffic(bytes as u64, ((totals[0] - own) * size) as u64);
+        Ok(self.pending((from.memory, to.memory), Some(events)))
     }
 
     /// Elements of all ranks together.
@@ -334,12 +397,11 @@ impl Communicator {
     /// device's stream.
     fn address<M: Borrow<DeviceMemory>>(
         &self,
-        operation: Operation,
+        operation: &'static str,
         span: &Span<M>,
         expected: usize,
         dtype: SumType,
     ) -> Result<usize> {
-        let operation = operation.name();
         let memory = span.memory.borrow();
         self.compute.owns(operation, memory)?;
         if span.count != expected {
@@ -388,31 +450,37 @@ impl Communicator {
             dtype,
             stream: self.stream.raw(),
         };
-        let begin = Event::record(&self.compute)?;
-        begin.let_wait(&self.stream)?;
-        let device = self.stream.device();
         // SAFETY: a communicator and a stream that live as long as `self`, of the device that
         // `call` enters; the callers checked that the elements lie in memory that `Pending` holds
         // until the device's stream waits for the end of the operation.
-        let queued = device.call(self.options.rank, |caller| unsafe {
+        let events = self.queued(|caller| unsafe {
             match operation {
                 Operation::AllReduce => caller.all_reduce(self.raw, transfer),
                 Operation::ReduceScatter => caller.reduce_scatter(self.raw, transfer),
                 Operation::AllGather => caller.all_gather(self.raw, transfer),
             }
-        });
-        if let Err(error) = queued {
+        })?;
+        let ranks = u64::from(self.options.ranks);
+        let (rounds, parts) = match operation {
+            Operation::AllReduce => (2, 1),
+            _ => (1, ranks),
+        };
+        let bytes = (count * size) as u64 * parts;
+        self.add_traffic(bytes, rounds * bytes / ranks * (ranks - 1));
+        Ok(Some(events))
+    }
+
+    /// Queues a call after the work on the device's stream, between two events.
+    fn queued(&self, call: impl FnOnce(Caller<'_>) -> Result<()>) -> Result<[Event; 2]> {
+        let begin = Event::record(&self.compute)?;
+        begin.let_wait(&self.stream)?;
+        if let Err(error) = self.stream.device().call(self.options.rank, call) {
             // The stream waits for the event still.
             self.stream.retire([begin]);
             return Err(error);
         }
-        let parts = match operation {
-            Operation::AllReduce => 1,
-            Operation::ReduceScatter | Operation::AllGather => u64::from(self.options.ranks),
-        };
-        self.count(operation, (count * size) as u64 * parts);
         match Event::record(&self.stream) {
-            Ok(end) => Ok(Some([begin, end])),
+            Ok(end) => Ok([begin, end]),
             Err(error) => {
                 // Nothing but the host can wait for the operation then.
                 self.stream.finish_quietly();
@@ -421,13 +489,7 @@ impl Communicator {
         }
     }
 
-    fn count(&self, operation: Operation, bytes: u64) {
-        let ranks = u64::from(self.options.ranks);
-        let rounds = match operation {
-            Operation::AllReduce => 2,
-            Operation::ReduceScatter | Operation::AllGather => 1,
-        };
-        let least = rounds * bytes / ranks * (ranks - 1);
+    fn add_traffic(&self, bytes: u64, least: u64) {
         self.counters.calls.fetch_add(1, Ordering::Relaxed);
         self.counters.bytes.fetch_add(bytes, Ordering::Relaxed);
         self.counters

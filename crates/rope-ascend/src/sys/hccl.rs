@@ -34,6 +34,12 @@ super::functions! {
                 send: *mut c_void, receive: *mut c_void, send_count: u64, dtype: HcclDataType,
                 comm: HcclComm, stream: aclrtStream
             ) -> HcclResult;
+            fn HcclAlltoAllV(
+                send: *const c_void, send_counts: *const c_void, send_displs: *const c_void,
+                send_dtype: HcclDataType, receive: *const c_void, receive_counts: *const c_void,
+                receive_displs: *const c_void, receive_dtype: HcclDataType, comm: HcclComm,
+                stream: aclrtStream
+            ) -> HcclResult;
         }
         optional {
             fn HcclCommInitRootInfoConfig(

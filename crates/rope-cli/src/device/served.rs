@@ -155,6 +155,13 @@ impl Collective for JoinedNpus {
         let ranks = self.npus.ranks(self.first, self.all);
         begun(ranks.begin_all_gather(x))
     }
+
+    fn all_to_all(&self, x: Tensor<1>, counts: [&[usize]; 2]) -> Result<Tensor<1>, String> {
+        let ranks = self.npus.ranks(self.first, self.all);
+        ranks
+            .all_to_all(x, counts)
+            .map_err(|error| error.to_string())
+    }
 }
 
 /// Opens the NPU of this machine that has this name.

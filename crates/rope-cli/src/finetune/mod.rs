@@ -134,7 +134,7 @@ impl Watch for Shown<'_> {
             return;
         }
         let steps = trainer.recipe().steps;
-        let trained: usize = trainer.parameters().iter().map(|p| p.elements()).sum();
+        let trained = trainer.trained_elements();
         if !self.quiet {
             note(format_args!(
                 "training {trained} parameters on {records} conversations in {steps} steps"

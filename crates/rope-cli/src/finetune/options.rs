@@ -11,6 +11,8 @@ use crate::arguments::{above_0, count_in};
 use crate::device::{Device, TokenArgs};
 
 const MOST_HOSTS: usize = 4096;
+/// More devices than divide experts.
+const MOST_DIVIDING: usize = 1 << 16;
 /// The --rendezvous of which a launcher's variables say the rest.
 const BY_VARIABLES: &str = "env";
 
@@ -60,6 +62,11 @@ pub(crate) struct FinetuneArgs {
     /// As --shard optimizer
     #[arg(long, hide = true, conflicts_with = "shard")]
     shard_optimizer: bool,
+
+    /// Expert parallelism: number of devices that hold one copy of the experts of a model, each a
+    /// part of them. It divides the devices and the experts of a layer
+    #[arg(long, help_heading = "Devices", value_name = "N", default_value_t = 1, value_parser = count_in(1..=MOST_DIVIDING))]
+    pub(super) expert_parallel: usize,
 
     /// File of options, in TOML: names without dashes in front, such as micro-tokens = 2048; options
     /// given here win. Each run writes its own, options.toml
@@ -173,6 +180,7 @@ impl FinetuneArgs {
         RunRanks {
             all: self.hosts * self.device.len(),
             sharding: self.shard,
+            expert_parallel: self.expert_parallel,
             // A proof writes nothing.
             writes: self.host == 0 && !self.proves(),
         }

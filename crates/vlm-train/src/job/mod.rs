@@ -35,6 +35,7 @@ pub use self::team::{HostTeam, Team};
 use crate::answer::{Questions, stop_tokens};
 use crate::checkpoint::Identity;
 use crate::error::{Result, VlmTrainError};
+use crate::experts::ExpertDivision;
 use crate::folder::RunFolder;
 use crate::plan::{MemoryPlan, MicroShape};
 use crate::ranks::{Collective, Rank, RankGroup};
@@ -107,6 +108,8 @@ pub struct RunRanks {
     pub all: usize,
     /// The tensors in shards.
     pub sharding: Sharding,
+    /// The devices that divide the experts of a layer; 1 if each has all of them.
+    pub expert_parallel: usize,
     /// True for the process with the first rank, which writes the folder of the run.
     pub writes: bool,
 }
@@ -116,6 +119,7 @@ impl Default for RunRanks {
         Self {
             all: 1,
             sharding: Sharding::None,
+            expert_parallel: 1,
             writes: true,
         }
     }
@@ -205,7 +209,8 @@ impl Finetune {
     /// The same run on several devices.
     ///
     /// # Errors
-    /// [`VlmTrainError::Options`] for shards on one device, or of a run that cannot have them.
+    /// [`VlmTrainError::Options`] for shards or experts divided on one device, or of a run that
+    /// cannot have them.
     pub fn with_ranks(mut self, ranks: RunRanks) -> Result<Self> {
         let refused = |text: &str| Err(VlmTrainError::Options(text.to_owned()));
         if ranks.all == 1 && ranks.sharding > Sharding::None {
@@ -222,6 +227,28 @@ impl Finetune {
                 "--shard all answers no questions, for which a device needs the whole weights; \
                  leave out --samples, or shard gradients at most",
             );
+        }
+        if ranks.expert_parallel != 1 {
+            let division = ExpertDivision {
+                size: ranks.expert_parallel,
+                ranks: ranks.all,
+                experts: self.config.text.experts.as_ref().map(|of| of.experts),
+                sharding: ranks.sharding,
+            };
+            division.check(&self.options.recipe(&self.trained, MOST_STEPS))?;
+            let output = &self.options.output;
+            for (option, is_given) in [
+                ("--samples", output.samples > 0),
+                ("--record-step", output.record_step.is_some()),
+            ] {
+                if is_given {
+                    let text = format!(
+                        "--expert-parallel leaves no device with all weights, which {option} needs; \
+                         leave one of them out"
+                    );
+                    return Err(VlmTrainError::Options(text));
+                }
+            }
         }
         self.ranks = ranks;
         Ok(self)
@@ -376,9 +403,8 @@ impl Job {
         watch: &mut dyn Watch,
     ) -> Result<JobEnd> {
         let options = &self.options;
-        let in_parts = member.is_some()
-            && self.ranks.sharding == Sharding::All
-            && !options.trained.random_weights;
+        let has_parts = self.ranks.sharding == Sharding::All || self.ranks.expert_parallel > 1;
+        let in_parts = member.is_some() && has_parts && !options.trained.random_weights;
         let mut trainer = self.trainer(device, in_parts)?;
         let mut loading = options.loader_options();
         if let (Some(steps), BatchSize::Samples(samples)) = (options.batch.steps, loading.batch) {
@@ -390,7 +416,9 @@ impl Job {
             (loading.rank, loading.ranks) = (rank.rank(), rank.ranks());
             loading.threads = loading.threads.div_ceil(locals);
             loading.ahead_bytes /= locals;
-            trainer = trainer.with_ranks(rank, sums, self.ranks.sharding)?;
+            trainer = trainer
+                .with_ranks(rank, sums, self.ranks.sharding)?
+                .with_expert_parallel(self.ranks.expert_parallel)?;
             if in_parts {
                 trainer = trainer.with_parts_of(&self.config, &options.folder)?;
             }
@@ -454,7 +482,7 @@ impl Job {
             Ending::Stopped => Ok(JobEnd::Stopped),
             _ if is_first => self.save(&trainer).map(JobEnd::Saved),
             _ => {
-                if trainer.has_weight_shards() {
+                if trainer.has_parts() {
                     trainer.save_result(&out.out, &options.folder)?;
                 }
                 Ok(JobEnd::Elsewhere)
@@ -538,7 +566,8 @@ fn plan(
     recipe: &Recipe,
     ranks: RunRanks,
 ) -> Result<MemoryPlan> {
-    let mut plan = MemoryPlan::new(config, recipe, options.dtype())?;
+    let (dtype, divided) = (options.dtype(), ranks.expert_parallel);
+    let mut plan = MemoryPlan::with_expert_parallel(config, recipe, dtype, divided)?;
     if options.loss.reference.is_some() {
         plan = plan.with_other_reference();
     }

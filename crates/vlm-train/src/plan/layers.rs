@@ -18,6 +18,8 @@ pub(super) struct Trained<'a> {
     pub(super) whole: &'a BTreeMap<String, usize>,
     /// The layers with adapters, by name in the module.
     pub(super) adapted: &'a HashMap<String, AdaptedLayer>,
+    /// The devices that divide the experts.
+    pub(super) expert_parallel: usize,
 }
 
 impl Trained<'_> {
@@ -136,7 +138,7 @@ impl Act {
     }
 }
 
-/// A router, and experts that have equally many tokens.
+/// A router, and experts that have equally many tokens, on all ranks that divide them.
 struct Experts {
     /// In f32 if it chooses by sigmoids.
     router: Linear,
@@ -145,6 +147,8 @@ struct Experts {
     down: GroupedLinear,
     per_token: usize,
     is_normalised: bool,
+    /// True if ranks exchange the rows of experts.
+    is_divided: bool,
     /// The expert of all tokens, and its gate.
     shared: Option<(FeedForward, Option<Linear>)>,
 }
@@ -155,7 +159,7 @@ impl Experts {
         let matrices = |name: &str, [inputs, outputs]: [usize; 2]| {
             let path = format!("{}.mlp.experts.{name}", scope.path);
             GroupedLinear {
-                groups: config.experts,
+                groups: config.experts / scope.trained.expert_parallel,
                 inputs,
                 outputs,
                 is_trained,
@@ -184,6 +188,7 @@ impl Experts {
             down: matrices("down_proj", [hidden, channels]),
             per_token: config.per_token,
             is_normalised: config.is_normalised,
+            is_divided: scope.trained.expert_parallel > 1,
             shared,
         }
     }
@@ -205,12 +210,21 @@ impl Experts {
         if self.is_normalised {
             shares = ops::function(run, shares);
         }
-        let sorted = ops::select(run, x.clone(), rows * channels);
+        // Received in the order of ranks, then sorted by expert; and back.
+        let exchanged = |rows: Var| match self.is_divided {
+            true => {
+                let elements = rows.value.elems;
+                let received = ops::select(run, rows, elements);
+                ops::select(run, received, elements)
+            }
+            false => rows,
+        };
+        let sorted = exchanged(ops::select(run, x.clone(), rows * channels));
         let both = self.gate_up.forward(run, sorted);
         let half = both.value.elems / 2;
         let gate = ops::narrowed(run, both.clone(), half);
         let gated = ops::swiglu(run, gate, ops::narrowed(run, both, half));
-        let outputs = self.down.forward(run, gated);
+        let outputs = exchanged(self.down.forward(run, gated));
         let outputs = ops::select(run, outputs, rows * channels);
         let outputs = ops::cast(run, outputs, wide);
         let sum = ops::weighted_sum(run, [outputs, shares], tokens * channels);

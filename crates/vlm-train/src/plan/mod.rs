@@ -150,11 +150,33 @@ impl MemoryPlan {
     /// # Errors
     /// Those of [`Trainer::new`](crate::Trainer::new).
     pub fn new(config: &VlmConfig, recipe: &Recipe, dtype: DType) -> Result<Self> {
+        Self::with_expert_parallel(config, recipe, dtype, 1)
+    }
+
+    /// As [`new`](Self::new), on one of the devices that divide the experts, whose number divides
+    /// that of the experts. Each expert is taken to have equally many tokens.
+    ///
+    /// # Errors
+    /// Those of [`new`](Self::new).
+    pub fn with_expert_parallel(
+        config: &VlmConfig,
+        recipe: &Recipe,
+        dtype: DType,
+        expert_parallel: usize,
+    ) -> Result<Self> {
         recipe.check()?;
         // Initialises no weights.
         let mut model = config.init(&Device::flex())?;
         let sizes = model.weight_sizes();
         let weights = sizes.iter().map(|(_, elements)| elements).sum::<usize>();
+        let expert_parallel = expert_parallel.max(1);
+        let axes = model.expert_axes();
+        let of_experts: usize = axes.values().map(|axis| axis.elements()).sum();
+        let weights = weights - of_experts + of_experts / expert_parallel;
+        let share = |path: &str, elements: usize| match path.contains(".mlp.experts.") {
+            true => elements / expert_parallel,
+            false => elements,
+        };
         let mut blocks: BTreeMap<Block, [usize; 2]> = BTreeMap::new();
         for (block, elements) in &sizes {
             blocks.entry(*block).or_default()[0] += elements * dtype.size();
@@ -168,10 +190,10 @@ impl MemoryPlan {
             }
             TrainedParts::Full(weights) => (false, model.whole_paths(weights)?),
         };
-        let wide = DType::F32.size().max(dtype.size());
+        let wide = types(dtype).wide;
         let mut trained: Vec<(ModelPart, usize)> = Vec::new();
         for (path, layer) in &adapted {
-            let rows = layer.rank * layer.matrices;
+            let rows = share(path, layer.rank * layer.matrices);
             let halves = [layer.inputs, layer.outputs].map(|columns| columns * rows);
             trained.extend(halves.map(|elements| (ModelPart::of(path), elements)));
             let elements: usize = halves.iter().sum();
@@ -180,28 +202,23 @@ impl MemoryPlan {
             *of_block += elements;
         }
         let in_adapters: usize = trained.iter().map(|(_, elements)| elements).sum();
-        trained.extend(
-            whole
-                .iter()
-                .map(|(path, elements)| (ModelPart::of(path), *elements)),
-        );
+        let of_rank = |(path, elements): (String, usize)| {
+            let own = share(&path, elements);
+            (path, own)
+        };
+        let whole: BTreeMap<String, usize> = whole.into_iter().map(of_rank).collect();
         for (path, elements) in &whole {
+            trained.push((ModelPart::of(path), *elements));
             blocks.entry(Block::of(path)).or_default()[1] += elements;
         }
-        let whole: BTreeMap<String, usize> = whole.into_iter().collect();
         let parts = Trained {
             drops,
             whole: &whole,
             adapted: &adapted,
+            expert_parallel,
         };
         Ok(Self {
-            types: Types {
-                narrow: dtype.size(),
-                wide,
-                widens: dtype == DType::BF16,
-                has_kernel: has_linear_kernel(&Device::flex(), dtype),
-                is_f16: dtype == DType::F16,
-            },
+            types: types(dtype),
             weights: weights * dtype.size(),
             adapters: in_adapters * wide,
             whole: whole.values().sum(),
@@ -443,6 +460,17 @@ impl MemoryPlan {
     /// which are gone when a shard of the sums over devices comes.
     fn exchange(&self) -> usize {
         self.trained()[0] * self.types.wide
+    }
+}
+
+/// The sizes of a type's elements, and of sums.
+fn types(dtype: DType) -> Types {
+    Types {
+        narrow: dtype.size(),
+        wide: DType::F32.size().max(dtype.size()),
+        widens: dtype == DType::BF16,
+        has_kernel: has_linear_kernel(&Device::flex(), dtype),
+        is_f16: dtype == DType::F16,
     }
 }
 

@@ -7,6 +7,7 @@ use vlm_models::Parameter;
 
 use super::{Collective, Rank};
 use crate::error::{Result, VlmTrainError};
+use crate::experts::ExpertRanks;
 use crate::passes::Summed;
 use crate::shards::Shards;
 use crate::sums::GradientSums;
@@ -18,6 +19,8 @@ pub(crate) struct Peers {
     pub(crate) collective: Arc<dyn Collective>,
     /// What is in shards, if anything is.
     pub(crate) shards: Option<Shards>,
+    /// The division of experts, if they are divided.
+    pub(crate) experts: Option<ExpertRanks>,
 }
 
 /// The failure of a sum.
@@ -144,37 +147,41 @@ impl Peers {
         parameters: &[Parameter],
         device: &Device,
     ) -> Result<(f64, GradientSums), NoSum> {
-        let mut flat = flatten(parameters.iter().filter_map(|p| gradients.take(p.id)));
-        if let Some(flat) = &flat {
+        let is_divided = |parameter: &Parameter| {
+            let experts = self.experts.as_ref();
+            experts.is_some_and(|experts| experts.axis(parameter.id).is_some())
+        };
+        // Those of all ranks, and those of the ranks with the same experts.
+        let mut flats = [false, true].map(|divided| {
+            let parameters = parameters.iter().filter(|p| is_divided(p) == divided);
+            flatten(parameters.filter_map(|p| gradients.take(p.id)))
+        });
+        for flat in flats.iter().flatten() {
             expect_done(flat)?;
         }
         let (loss, is_present) = self.agree(loss, own).map_err(NoSum::Rank)?;
-        if is_present != own {
-            // Gradients of other ranks are zeros here.
-            let mut start = 0;
-            let flat_part = |((parameter, any), has): ((&Parameter, &bool), &bool)| {
-                let elements = parameter.elements();
-                if let Some(flat) = flat.as_ref().filter(|_| *has) {
-                    start += elements;
-                    return Some(flat.clone().slice(start - elements..start));
-                }
-                any.then(|| Tensor::zeros([elements], (device, DType::F32)))
-            };
-            let all = parameters.iter().zip(&is_present).zip(own);
-            flat = flatten(all.filter_map(flat_part));
-        }
         let mut summed = GradientSums::default();
-        let Some(flat) = flat else {
-            return Ok((loss, summed));
-        };
-        let flat = self.collective.all_reduce(flat);
-        let flat = flat.map_err(NoSum::Device)?;
-        let mut start = 0;
-        let present = parameters.iter().zip(is_present);
-        for (parameter, _) in present.filter(|(_, any)| *any) {
-            let end = start + parameter.elements();
-            summed.add(parameter.id, flat.clone().slice(start..end));
-            start = end;
+        for (divided, flat) in flats.iter_mut().enumerate() {
+            let of_kind = parameters.iter().zip(&is_present).zip(own);
+            let of_kind = of_kind.filter(|((p, _), _)| is_divided(p) == (divided == 1));
+            let of_kind: Vec<_> = of_kind.map(|((p, any), has)| (p, *any, *has)).collect();
+            if of_kind.iter().any(|(_, any, has)| any != has) {
+                *flat = with_zeros(flat.take(), &of_kind, device);
+            }
+            let Some(flat) = flat.take() else {
+                continue;
+            };
+            let flat = match &self.experts {
+                Some(experts) if divided == 1 => experts.sum(self, flat),
+                _ => self.collective.all_reduce(flat),
+            };
+            let flat = flat.map_err(NoSum::Device)?;
+            let mut start = 0;
+            for (parameter, ..) in of_kind.iter().filter(|(_, any, _)| *any) {
+                let end = start + parameter.elements();
+                summed.add(parameter.id, flat.clone().slice(start..end));
+                start = end;
+            }
         }
         Ok((loss, summed))
     }
@@ -205,6 +212,24 @@ pub(crate) fn expect_done(x: &Tensor<1>) -> Result<(), NoSum> {
     first
         .map(drop)
         .map_err(|error| NoSum::Device(error.reason().to_owned()))
+}
+
+/// Puts zeros into concatenated gradients for parameters with a gradient on other ranks only.
+fn with_zeros(
+    flat: Option<Tensor<1>>,
+    parameters: &[(&Parameter, bool, bool)],
+    device: &Device,
+) -> Option<Tensor<1>> {
+    let mut start = 0;
+    let flat_part = |(parameter, any, has): &(&Parameter, bool, bool)| {
+        let elements = parameter.elements();
+        if let Some(flat) = flat.as_ref().filter(|_| *has) {
+            start += elements;
+            return Some(flat.clone().slice(start - elements..start));
+        }
+        any.then(|| Tensor::zeros([elements], (device, DType::F32)))
+    };
+    flatten(parameters.iter().filter_map(flat_part))
 }
 
 /// Concatenates tensors in f32; `None` without tensors.

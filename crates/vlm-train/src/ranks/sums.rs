@@ -1,4 +1,4 @@
-//! Sums of tensors over ranks.
+//! Sums of tensors over ranks, and exchanges between them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use burn::tensor::{Bytes, DType, Device, Tensor, TensorData};
 use super::Rank;
 
 /// The collective operations of a run's ranks. Each rank calls the same operations in the same
-/// order, with flat tensors of equal length.
+/// order, with flat tensors, which have equal length unless it says otherwise.
 pub trait Collective: fmt::Debug + Send + Sync {
     /// Sums the ranks' tensors in f32; every rank receives the sum.
     ///
@@ -29,6 +29,14 @@ pub trait Collective: fmt::Debug + Send + Sync {
     /// # Errors
     /// A description of the failure.
     fn begin_gather(&self, x: Tensor<1>) -> Result<Begun, String>;
+
+    /// Gives each rank its elements of the tensor, as many as the first list says for it, and returns
+    /// those that the ranks give to this one, as many as the second list says; both in rank order.
+    /// Each rank must expect what the others give. The tensors have the same type.
+    ///
+    /// # Errors
+    /// A description of the failure.
+    fn all_to_all(&self, x: Tensor<1>, counts: [&[usize]; 2]) -> Result<Tensor<1>, String>;
 
     /// Sums the ranks' tensors in f32 and returns this rank's shard of the sum.
     ///
@@ -134,4 +142,61 @@ impl Collective for HostSums {
         let all = Tensor::from_data(data, (&device, dtype));
         Ok(Begun::new(|| Ok(all)))
     }
+
+    fn all_to_all(
+        &self,
+        x: Tensor<1>,
+        [given, expected]: [&[usize]; 2],
+    ) -> Result<Tensor<1>, String> {
+        let (device, dtype, [elements]) = (x.device(), x.dtype(), x.dims());
+        let ranks = self.0.ranks();
+        let add = |sum: usize, count: &usize| sum.checked_add(*count);
+        let total = given.iter().try_fold(0, add);
+        if [given, expected].iter().any(|list| list.len() != ranks) || total != Some(elements) {
+            return Err(format!(
+                "an exchange needs two numbers for each of {ranks} ranks, the first ones of \
+                 {elements} elements in all; found {given:?} and {expected:?}"
+            ));
+        }
+        let own = x.try_into_data();
+        let own = own.map_err(|error| error.reason().to_owned())?;
+        let mut said = Vec::with_capacity(8 * ranks + own.bytes().len());
+        given
+            .iter()
+            .for_each(|count| said.extend((*count as u64).to_le_bytes()));
+        said.extend_from_slice(own.bytes());
+        let all = self.0.exchange(said).map_err(|error| error.to_string())?;
+        let mut received = Vec::new();
+        for (rank, (said, expected)) in all.iter().zip(expected).enumerate() {
+            let part = part_of(said, self.0.rank(), (ranks, dtype.size()));
+            let found = part.map_or(0, |part| part.len() / dtype.size());
+            let Some(part) = part.filter(|_| found == *expected) else {
+                return Err(format!(
+                    "rank {rank} gave {found} elements to rank {}, which expected {expected}",
+                    self.0.rank()
+                ));
+            };
+            received.extend(part);
+        }
+        let elements = received.len() / dtype.size();
+        let data = TensorData::from_bytes(Bytes::from_bytes_vec(received), [elements], dtype);
+        Ok(Tensor::from_data(data, (&device, dtype)))
+    }
+}
+
+/// The elements for a rank in what another said: a count for each of `ranks`, and the elements of
+/// all, of `size` bytes each.
+fn part_of(said: &[u8], rank: usize, (ranks, size): (usize, usize)) -> Option<&[u8]> {
+    let (counts, elements) = said.split_at_checked(8 * ranks)?;
+    let (counts, _) = counts.as_chunks::<8>();
+    let bytes = |counts: &[[u8; 8]]| -> Option<usize> {
+        let mut counts = counts
+            .iter()
+            .map(|count| u64::from_le_bytes(*count) as usize);
+        counts.try_fold(0_usize, |sum, count| {
+            sum.checked_add(count.checked_mul(size)?)
+        })
+    };
+    let (start, end) = (bytes(&counts[..rank])?, bytes(&counts[..=rank])?);
+    elements.get(start..end)
 }
