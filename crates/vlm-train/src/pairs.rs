@@ -218,6 +218,7 @@ impl Trainer {
             gradients,
             norm,
             router_loss: None,
+            policy: None,
             preference: Some(sums.report(preference, imitated, mismatch)),
         })
     }
@@ -231,9 +232,8 @@ impl Trainer {
     ) -> Result<()> {
         let how = Backward {
             recompute: self.recipe.recompute,
-            weight: 1.0,
             seeds: Some(&seeds(micro, self.recipe.seed, self.steps)),
-            router_loss: None,
+            ..Backward::default()
         };
         let ready = self.model.batch(&inputs(micro, &self.model.device()))?;
         let (labels, mut trace) = (&micro.labels, Trace::off());
@@ -250,9 +250,14 @@ impl Trainer {
         if !self.recipe.preference.as_ref().is_some_and(has_reference) {
             return Ok(vec![0.0; places.len()]);
         }
+        losses(&self.reference_model(), micro)
+    }
+
+    /// The model that a loss is relative to, without a graph.
+    pub(crate) fn reference_model(&self) -> Vlm {
         match &self.reference {
-            Reference::Base => losses(&self.model.valid().without_lora(), micro),
-            Reference::Model(model) => losses(model, micro),
+            Reference::Base => self.model.valid().without_lora(),
+            Reference::Model(model) => (**model).clone(),
         }
     }
 

@@ -99,6 +99,7 @@ fn batches(
             samples: (batch * (step + 1)) as u64,
         };
         Some(Ok(GlobalBatch {
+            records: Vec::new(),
             micro_batches,
             trained_tokens: 0,
             tokens: 0,
@@ -259,6 +260,7 @@ fn train(rank: Option<&Rank>, job: &Job, fault: Fault) -> Result<Trained, VlmTra
             keep: 1,
         },
         validation: Some(&validation),
+        rollouts: None,
         patience: None,
         questions: None,
         validate_every: 2,

@@ -10,6 +10,7 @@ mod generation;
 mod job;
 mod lazy;
 mod parts;
+mod policies;
 mod precision;
 mod preferences;
 mod ranks;
