@@ -16,3 +16,4 @@ mod preferences;
 mod ranks;
 mod reference;
 mod resume;
+mod rollouts;
