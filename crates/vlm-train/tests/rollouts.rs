@@ -54,7 +54,10 @@ fn a_run_learns_from_rewards_and_continues_bit_for_bit() {
     config.batch.steps = Some(1);
     config.optimizer.warmup_steps = None;
     config.optimizer.warmup = 0.5;
-    Finetune::open(config).unwrap().run(&Device::flex()).unwrap();
+    Finetune::open(config)
+        .unwrap()
+        .run(&Device::flex())
+        .unwrap();
     let seen = folder.path().join("seen.jsonl");
     let run = |name: &str, steps: usize, resume: bool| {
         let out = folder.path().join(name);
@@ -94,7 +97,11 @@ fn a_run_learns_from_rewards_and_continues_bit_for_bit() {
     let seen = std::fs::read_to_string(seen).unwrap();
     let asked: Value = serde_json::from_str(seen.lines().next().unwrap()).unwrap();
     assert_eq!(asked["prompt"], "What colour is the figure?");
-    let is_colour = |answer: &Value| ["red", "green", "blue", "yellow"].map(Value::from).contains(answer);
+    let is_colour = |answer: &Value| {
+        ["red", "green", "blue", "yellow"]
+            .map(Value::from)
+            .contains(answer)
+    };
     assert!(is_colour(&asked["answer"]), "{asked}");
     assert!(asked["completion"].is_string());
     assert_eq!(asked["messages"][1]["content"], asked["answer"]);
@@ -105,7 +112,10 @@ fn a_run_learns_from_rewards_and_continues_bit_for_bit() {
         .take(4)
         .map(|line| serde_json::from_str::<Value>(line).unwrap()["completion"].clone())
         .collect();
-    assert!(of_group.iter().any(|text| *text != of_group[0]), "{of_group:?}");
+    assert!(
+        of_group.iter().any(|text| *text != of_group[0]),
+        "{of_group:?}"
+    );
 }
 
 #[test]
@@ -183,6 +193,12 @@ fn rewards_that_cannot_be_given_end_the_run() {
         let run = Finetune::open(config).unwrap();
         let error = run.run(&Device::flex()).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
-        assert!(!folder.path().join("out/log.jsonl").metadata().is_ok_and(|of| of.len() > 0));
+        assert!(
+            !folder
+                .path()
+                .join("out/log.jsonl")
+                .metadata()
+                .is_ok_and(|of| of.len() > 0)
+        );
     }
 }
