@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
 use std::time::Duration;
 
@@ -274,6 +274,8 @@ impl Completion<'_> {
 
 /// The longest line that a command may write.
 const MOST_BYTES: u64 = 4096;
+/// The wait for lines that a command should not write.
+const SILENCE: Duration = Duration::from_millis(20);
 /// Lines that a command may be ahead.
 const AHEAD: usize = 1024;
 
@@ -400,7 +402,7 @@ impl Process {
     /// [`VlmTrainError::Reward`] if there is a line that no object asked for, which would be taken
     /// for the reward of the next one.
     fn expect_silence(&mut self) -> Result<()> {
-        match self.lines.try_recv() {
+        match self.lines.recv_timeout(SILENCE) {
             Ok(line) => {
                 self.stop();
                 let text = String::from_utf8_lossy(&line);
@@ -410,7 +412,7 @@ impl Process {
                     text.trim_end()
                 )))
             }
-            Err(TryRecvError::Empty | TryRecvError::Disconnected) => Ok(()),
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => Ok(()),
         }
     }
 
@@ -572,7 +574,10 @@ mod tests {
             ("sleep 60", "wrote nothing for 2 s"),
             ("echo right; cat > /dev/null", "wrote \"right\""),
             ("echo NaN; cat > /dev/null", "expected one finite number"),
-            ("yes 1", "beyond one number"),
+            (
+                "while read -r line; do echo 1; echo 2; done",
+                "beyond one number",
+            ),
             ("exec cat /dev/zero", "expected one finite number"),
             ("no-such-command-here", "ended (exit status: 127)"),
         ] {
