@@ -18,7 +18,7 @@ use crate::trainer::{Pass, StepReport, Trainer};
 
 /// A prompt with answers that a model sampled.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Group {
+pub struct AnswerGroup {
     /// The prompt, up to the first token of an answer.
     pub prompt: TrainingSample,
     /// The answers.
@@ -186,7 +186,11 @@ impl Trainer {
     /// [`VlmTrainError::Options`] for a recipe without a policy, a prompt without a token and an
     /// answer that exceeds a micro-batch; those of [`step`](Self::step), where after an update the
     /// model is that of the last one.
-    pub fn step_over_groups(&mut self, groups: &[Group], cut: Cut) -> Result<Vec<StepReport>> {
+    pub fn step_over_groups(
+        &mut self,
+        groups: &[AnswerGroup],
+        cut: Cut,
+    ) -> Result<Vec<StepReport>> {
         let Some(policy) = self.recipe.policy else {
             let text = "the recipe has no loss of rewarded answers";
             return Err(VlmTrainError::Options(text.to_owned()));
@@ -205,12 +209,17 @@ impl Trainer {
     }
 
     /// Joins the answers to micro-batches, and computes their advantages.
-    fn batch_of_groups(&self, groups: &[Group], cut: Cut, policy: &Policy) -> Result<GroupBatch> {
-        let rewards_of = |group: &Group| -> Vec<f64> {
+    fn batch_of_groups(
+        &self,
+        groups: &[AnswerGroup],
+        cut: Cut,
+        policy: &Policy,
+    ) -> Result<GroupBatch> {
+        let rewards_of = |group: &AnswerGroup| -> Vec<f64> {
             group.answers.iter().map(|answer| answer.reward).collect()
         };
         let answers = || groups.iter().flat_map(|group| &group.answers);
-        let is_equal = |group: &&Group| {
+        let is_equal = |group: &&AnswerGroup| {
             let rewards = rewards_of(group);
             rewards.iter().all(|reward| *reward == rewards[0])
         };

@@ -71,7 +71,7 @@ pub use batch::inputs;
 pub use checkpoint::Identity;
 pub use error::{Result, VlmTrainError};
 pub use folder::RunFolder;
-pub use groups::{Group, PolicyReport, RewardedAnswer};
+pub use groups::{AnswerGroup, PolicyReport, RewardedAnswer};
 pub use pairs::PreferenceReport;
 pub use plan::{MemoryPlan, MicroShape, StepMemory};
 pub use policy::{Policy, PolicyLoss, RewardScale};

@@ -12,7 +12,7 @@ use vlm_models::{GenerateOptions, Sampling};
 use crate::answer::{answer_text, before_stop, last_labelled};
 use crate::batch::inputs;
 use crate::error::{Result, VlmTrainError};
-use crate::groups::{Group, RewardedAnswer, answered, both, joined};
+use crate::groups::{AnswerGroup, RewardedAnswer, answered, both, joined};
 use crate::policy::Policy;
 use crate::reward::{Completion, Reward, Scorer};
 use crate::run::Batches;
@@ -88,11 +88,11 @@ impl Rollouts {
                 answer.reward = reward;
                 answer
             });
-        let groups = asked.into_iter().map(|asked| Group {
+        let groups = asked.into_iter().map(|asked| AnswerGroup {
             prompt: asked.prompt,
             answers: answers.by_ref().take(policy.group).collect(),
         });
-        let groups: Vec<Group> = groups.collect();
+        let groups: Vec<AnswerGroup> = groups.collect();
         let reports = trainer.step_over_groups(&groups, self.cut)?;
         whole(reports)
     }

@@ -9,7 +9,7 @@ use vlm_data::Cut;
 use vlm_data::text::IGNORED;
 use vlm_models::{ModelPart, VlmConfig};
 use vlm_train::{
-    Group, Policy, PolicyLoss, Rates, Recipe, RewardScale, RewardedAnswer, StepReport,
+    AnswerGroup, Policy, PolicyLoss, Rates, Recipe, RewardScale, RewardedAnswer, StepReport,
     TrainedParts, Trainer, VlmTrainError,
 };
 
@@ -58,7 +58,7 @@ fn recipe_of(policy: Policy, trained: TrainedParts) -> Recipe {
 }
 
 /// The prompt of a sample with four answers, whose rewards are equal for every third sample.
-fn group(kind: &str, index: usize, config: &VlmConfig) -> Group {
+fn group(kind: &str, index: usize, config: &VlmConfig) -> AnswerGroup {
     let number = match kind {
         "text" => 4 * index + 3,
         _ => index,
@@ -77,10 +77,10 @@ fn group(kind: &str, index: usize, config: &VlmConfig) -> Group {
         ..RewardedAnswer::default()
     };
     let answers = (0..4).map(answer).collect();
-    Group { prompt, answers }
+    AnswerGroup { prompt, answers }
 }
 
-fn groups(kind: &str, batch: usize, config: &VlmConfig) -> Vec<Group> {
+fn groups(kind: &str, batch: usize, config: &VlmConfig) -> Vec<AnswerGroup> {
     let index = |i: usize| (batch * PROMPTS + i) % SAMPLES;
     (0..PROMPTS)
         .map(|i| group(kind, index(i), config))
@@ -215,7 +215,7 @@ fn answers_without_tokens_count_by_their_rewards() {
     policy.updates = 1;
     let mut groups = groups("pictures", 0, &config);
     groups[0].answers[1].tokens.clear();
-    let step = |groups: &[Group]| {
+    let step = |groups: &[AnswerGroup]| {
         let mut trainer = Trainer::new(model.clone(), recipe_of(policy, lora())).unwrap();
         trainer.step_over_groups(groups, CUTS[0])
     };
