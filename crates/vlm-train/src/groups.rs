@@ -9,9 +9,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use vlm_data::text::IGNORED;
 use vlm_data::{Cut, MicroBatch, TrainingSample};
-use vlm_models::{Backward, Trace};
 
-use crate::batch::{inputs, lines, seeds, sees};
+use crate::batch::{inputs, lines, sees};
 use crate::error::{Result, VlmTrainError};
 use crate::policy::{Counts, Policy, Spread, TokenScores};
 use crate::trainer::{Pass, StepReport, Trainer};
@@ -73,7 +72,11 @@ pub struct PolicyReport {
 impl fmt::Display for PolicyReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (reward, std) = (self.reward, self.reward_std);
-        write!(f, "reward {reward:.3} (std {std:.3})")
+        write!(f, "reward {reward:.3} (std {std:.3})")?;
+        match 100.0 * self.groups_without_signal {
+            0.0 => Ok(()),
+            share => write!(f, ", equal in {share:.0} % of groups,"),
+        }
     }
 }
 
@@ -121,6 +124,7 @@ impl BatchFacts {
 /// What a rank says of the tokens of an update.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct TokenSums {
+    loss: f64,
     nll: f64,
     kl: f64,
     clipped: [f64; 2],
@@ -151,6 +155,7 @@ impl TokenSums {
     fn and(self, other: &Self) -> Self {
         let [low, high] = [0, 1].map(|side| self.clipped[side] + other.clipped[side]);
         Self {
+            loss: self.loss + other.loss,
             nll: self.nll + other.nll,
             kl: self.kl + other.kl,
             clipped: [low, high],
@@ -175,6 +180,50 @@ struct Sequence {
     advantage: f64,
     tokens: usize,
     sampled: Vec<f32>,
+}
+
+impl GroupBatch {
+    /// The slopes of a micro-batch's loss by the log-probabilities of its tokens, from their losses
+    /// now, before the first update and by the reference. Adds to the sums.
+    fn slopes(
+        &self,
+        number: usize,
+        policy: &Policy,
+        (losses, [before, reference]): (&[f32], [Option<&[f32]>; 2]),
+        sums: &mut TokenSums,
+    ) -> Vec<f64> {
+        let places = self.sequences[number].iter().flat_map(|sequence| {
+            (0..sequence.tokens).map(move |token| (sequence, sequence.sampled.get(token)))
+        });
+        let slope = |(index, ((sequence, sampled), nll)): (usize, ((&Sequence, _), &f32))| {
+            let sampled: Option<&f32> = sampled;
+            let of = |losses: Option<&[f32]>| -f64::from(losses.map_or(*nll, |of| of[index]));
+            let value = policy.value(&TokenScores {
+                model: of(None),
+                before: of(before),
+                reference: of(reference),
+                advantage: sequence.advantage,
+            });
+            let weight = policy.weight(&Counts {
+                own: sequence.tokens,
+                tokens: self.facts.answer_tokens,
+                answers: self.facts.rewards.count as usize,
+                limit: policy.max_new,
+            });
+            *sums = sums.and(&TokenSums {
+                loss: weight * value.loss,
+                nll: f64::from(*nll),
+                kl: value.kl,
+                clipped: value
+                    .clipped
+                    .map(|is_clipped| f64::from(u8::from(is_clipped))),
+                ratios: Some([value.ratio; 2]),
+                sampled_apart: sampled.map(|sampled| f64::from((sampled + nll).abs())),
+            });
+            weight * value.slope
+        };
+        places.zip(losses).enumerate().map(slope).collect()
+    }
 }
 
 impl Trainer {
@@ -314,63 +363,20 @@ impl Trainer {
         let seen: Vec<bool> = micro_batches.iter().map(sees).collect();
         let mut passes = self.passes(&seen)?;
         let scale = self.loss_scale.map_or(1.0, |scale| scale.factor);
-        let (mut loss, mut sums, mut found) = (0.0, TokenSums::default(), Vec::new());
+        let (mut sums, mut found) = (TokenSums::default(), Vec::new());
         for (number, micro) in micro_batches.iter().enumerate() {
-            let reference = references.get(number);
-            let earlier = before.map(|before| &before[number]);
-            let mut own = Vec::new();
+            let others = [before, Some(references)];
+            let others = others.map(|of| of.and_then(|of| of.get(number)).map(Vec::as_slice));
             let mut weigh = |losses: &[f32]| -> Vec<f32> {
-                own = losses.to_vec();
-                let places = batch.sequences[number].iter().flat_map(|sequence| {
-                    (0..sequence.tokens).map(move |token| (sequence, sequence.sampled.get(token)))
-                });
-                let weights = places.zip(losses).enumerate().map(|(index, (place, nll))| {
-                    let (sequence, sampled) = place;
-                    let counts = Counts {
-                        own: sequence.tokens,
-                        tokens: facts.answer_tokens,
-                        answers: facts.rewards.count as usize,
-                        limit: policy.max_new,
-                    };
-                    let of =
-                        |losses: Option<&Vec<f32>>| -f64::from(losses.map_or(*nll, |of| of[index]));
-                    let value = policy.value(&TokenScores {
-                        model: -f64::from(*nll),
-                        before: of(earlier),
-                        reference: of(reference),
-                        advantage: sequence.advantage,
-                    });
-                    let weight = policy.weight(&counts);
-                    loss += weight * value.loss;
-                    sums = sums.and(&TokenSums {
-                        nll: f64::from(*nll),
-                        kl: value.kl,
-                        clipped: value.clipped.map(|is| f64::from(u8::from(is))),
-                        ratios: Some([value.ratio; 2]),
-                        sampled_apart: sampled.map(|sampled| f64::from((sampled + nll).abs())),
-                    });
-                    // The loss of a token is its negative log-probability.
-                    (-value.slope * weight * scale) as f32
-                });
-                weights.collect()
+                found.push(losses.to_vec());
+                let slopes = batch.slopes(number, policy, (losses, others), &mut sums);
+                // The loss of a token is its negative log-probability.
+                let weight = |slope: f64| (-slope * scale) as f32;
+                slopes.into_iter().map(weight).collect()
             };
-            let how = Backward {
-                recompute: self.recipe.recompute,
-                seeds: Some(&seeds(micro, self.recipe.seed, self.steps)),
-                temperature: policy.temperature,
-                ..Backward::default()
-            };
-            let ready = self.model.batch(&inputs(micro, &self.model.device()))?;
-            let (labels, mut trace) = (&micro.labels, Trace::off());
-            let model = &self.model;
-            let mean = passes
-                .run(|walk| {
-                    model.backward_weighed(&ready, labels, how, &mut weigh, &mut trace, walk)
-                })
-                .map_err(|error| self.walked(error))?;
-            self.expect_finite(mean, micro)?;
-            found.push(own);
+            self.weighed_pass(micro, &mut weigh, &mut passes)?;
         }
+        let loss = sums.loss;
         let (loss, gradients, norm) = self.summed(micro_batches, (loss, passes), None)?;
         let sums = self
             .hear(sums)?

@@ -206,7 +206,7 @@ impl Trainer {
                 });
                 weights.collect()
             };
-            self.micro_pass_over_pairs(micro, &mut weigh, &mut passes)?;
+            self.weighed_pass(micro, &mut weigh, &mut passes)?;
         }
         let loss = sums.loss / samples as f64 + imitation * sums.nll;
         let (loss, gradients, norm) = self.summed(batch, (loss, passes), None)?;
@@ -223,8 +223,8 @@ impl Trainer {
         })
     }
 
-    /// Adds the gradients of a micro-batch.
-    fn micro_pass_over_pairs(
+    /// Adds the gradients of a micro-batch whose tokens' losses have the weights of a function.
+    pub(crate) fn weighed_pass(
         &self,
         micro: &MicroBatch,
         weigh: &mut dyn FnMut(&[f32]) -> Vec<f32>,
@@ -233,6 +233,7 @@ impl Trainer {
         let how = Backward {
             recompute: self.recipe.recompute,
             seeds: Some(&seeds(micro, self.recipe.seed, self.steps)),
+            temperature: self.recipe.policy.map_or(1.0, |policy| policy.temperature),
             ..Backward::default()
         };
         let ready = self.model.batch(&inputs(micro, &self.model.device()))?;

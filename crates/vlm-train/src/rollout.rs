@@ -57,13 +57,10 @@ impl Rollouts {
         stop: Vec<i64>,
         reward: &Reward,
         cut: Cut,
-        [train, validation]: [Option<Arc<DataSet>>; 2],
+        train: Arc<DataSet>,
+        validation: Option<Arc<DataSet>>,
     ) -> Result<Self> {
         let boxes = encoder.media().map(|media| media.boxes);
-        let Some(train) = train else {
-            let text = "rewards need training data";
-            return Err(VlmTrainError::Options(text.to_owned()));
-        };
         Ok(Self {
             scorer: Scorer::new(reward, boxes)?,
             encoder,

@@ -485,14 +485,11 @@ impl Job {
             let config = GenerationConfig::from_folder(&options.folder)?;
             let stop = stop_tokens(&config, &self.encoder);
             let cut = options.loader_options().cut;
-            let sets = [Some(&self.data.train), self.data.validation.as_ref()];
-            Rollouts::new(
-                self.encoder.clone(),
-                stop,
-                &reward,
-                cut,
-                sets.map(|set| set.cloned()),
-            )
+            let RunData {
+                train, validation, ..
+            } = &self.data;
+            let (train, validation) = (train.clone(), validation.clone());
+            Rollouts::new(self.encoder.clone(), stop, &reward, cut, train, validation)
         });
         rollouts.transpose()
     }
