@@ -19,7 +19,7 @@ use crate::reference::wide;
 const FAMILY: &str = "qwen2_5_vl_tiny";
 const SAMPLES: usize = 8;
 const PROMPTS: usize = 2;
-const BATCHES: usize = 6;
+const BATCHES: usize = 4;
 
 /// The policies of the reference.
 fn policies() -> [(&'static str, Policy); 6] {
@@ -29,7 +29,7 @@ fn policies() -> [(&'static str, Policy); 6] {
         temperature,
         group: 4,
         max_new: 16,
-        updates: 2,
+        updates: 3,
         clip: [0.02, 0.03],
         ..loss.with_defaults()
     };

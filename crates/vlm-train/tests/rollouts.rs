@@ -89,7 +89,7 @@ fn a_run_learns_from_rewards_and_continues_bit_for_bit() {
         found[range.clone()].iter().map(of).sum::<f64>() / range.len() as f64
     };
     let (first, last) = (mean(0..3), mean(17..20));
-    assert!(last > 0.8 * first, "from {first} to {last}");
+    assert!(first < 0.0 && last > 0.8 * first, "from {first} to {last}");
     println!("from {first:.2} to {last:.2}");
     assert!(whole.contains("\"validation_reward\":"), "{whole}");
     assert_eq!(found[0]["kl"].as_f64().map(|kl| kl >= 0.0), Some(true));
@@ -106,16 +106,19 @@ fn a_run_learns_from_rewards_and_continues_bit_for_bit() {
     assert!(asked["completion"].is_string());
     assert_eq!(asked["messages"][1]["content"], asked["answer"]);
     assert_eq!(asked["images"].as_array().map(Vec::len), Some(1));
-    // The answers to a question are drawn one by one.
-    let of_group: Vec<Value> = seen
+    // The answers to a question follow each other, and are drawn one by one.
+    let seen: Vec<Value> = seen
         .lines()
-        .take(4)
-        .map(|line| serde_json::from_str::<Value>(line).unwrap()["completion"].clone())
+        .map(|line| serde_json::from_str(line).unwrap())
         .collect();
-    assert!(
-        of_group.iter().any(|text| *text != of_group[0]),
-        "{of_group:?}"
-    );
+    let mut varies = 0;
+    for group in seen[..12].chunks(4) {
+        let of = |name: &str| -> Vec<&Value> { group.iter().map(|asked| &asked[name]).collect() };
+        let are_equal = |values: &[&Value]| values.iter().all(|value| *value == values[0]);
+        assert!(are_equal(&of("images")), "{group:?}");
+        varies += usize::from(!are_equal(&of("completion")));
+    }
+    assert_eq!(varies, 3, "{:?}", &seen[..12]);
 }
 
 #[test]

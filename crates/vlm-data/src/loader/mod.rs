@@ -192,6 +192,9 @@ pub struct Loader {
     is_done: bool,
 }
 
+/// A sample with its record.
+type Recorded = (usize, TrainingSample);
+
 impl Loader {
     /// Starts the threads at a position, or at the start.
     ///
@@ -262,7 +265,7 @@ impl Loader {
 
     /// The samples of this rank in the next batch with their records, and the errors of skipped
     /// ones.
-    fn samples(&mut self) -> Result<(Vec<(usize, TrainingSample)>, Vec<VlmDataError>)> {
+    fn samples(&mut self) -> Result<(Vec<Recorded>, Vec<VlmDataError>)> {
         let (mut samples, mut skipped) = (Vec::new(), Vec::new());
         let start = self.next;
         let mut end = self.records;
