@@ -136,6 +136,7 @@ Examples:
   mrope finetune FOLDER --data train.jsonl --out run --full --parts merger,decoder
   mrope finetune FOLDER --data train.jsonl --out run --resume
   mrope finetune FOLDER --data train.jsonl --out run --prove-cut
+  mrope finetune FOLDER --data train.jsonl --out run --loss grpo --reward exact
 
 The output folder receives log.jsonl, a checkpoint, and at the end adapter/ with
 PEFT's files or model/ with a whole model. Ctrl+C finishes the step, saves a

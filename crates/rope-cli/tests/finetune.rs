@@ -64,6 +64,119 @@ pub(crate) fn files(out: &Path, trained: &str) -> Vec<Vec<u8>> {
     files
 }
 
+/// The answers of a run to its questions, for the first and the last time: those that are right.
+fn right_answers(out: &Path) -> [usize; 2] {
+    let log = std::fs::read_to_string(out.join("log.jsonl")).expect("a log");
+    let count = |line: &str| {
+        let line: serde_json::Value = serde_json::from_str(line).expect("JSON");
+        let answers = line["answers"].as_array()?.clone();
+        let right = answers
+            .iter()
+            .filter(|answer| answer["expected"] == answer["found"]);
+        Some(right.count())
+    };
+    let counts: Vec<usize> = log.lines().filter_map(count).collect();
+    [counts[0], counts[counts.len() - 1]]
+}
+
+/// The commands of docs/finetune.md and docs/preferences.md.
+#[test]
+#[ignore = "minutes: a part of `cargo xtask deep training`"]
+fn the_example_learns_from_rewards() {
+    let out = folder("finetune-rewards");
+    let [shapes, colours, rewarded] = ["shapes", "colours", "rewarded"].map(|name| out.join(name));
+    let all = "--parts tower,merger,decoder";
+    let of_colours = format!("{all} --data colour.jsonl --val colour_test.jsonl --samples 32");
+    let path = |folder: &Path| folder.display().to_string();
+    for (folder, model, options) in [
+        (
+            &shapes,
+            "model".to_owned(),
+            format!(
+                "--random-weights --full {all} --data train.jsonl --val test.jsonl \
+                 --learning-rate 2e-3 --epochs 20"
+            ),
+        ),
+        (
+            &colours,
+            path(&shapes.join("model")),
+            format!("{of_colours} --rank 16 --learning-rate 5e-3 --epochs 15"),
+        ),
+        (
+            &rewarded,
+            path(&shapes.join("model")),
+            format!(
+                "{of_colours} --adapter {} --loss grpo --reward exact --group 16 --max-new 8 \
+                 --learning-rate 1e-3 --epochs 6",
+                path(&colours.join("adapter"))
+            ),
+        ),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_mrope"));
+        command.current_dir(example());
+        command.args(["finetune", &model]).arg("--out").arg(folder);
+        let done = command.args(options.split_whitespace()).output();
+        let done = done.expect("the program starts");
+        assert!(done.status.success(), "{}", text(&done.stderr));
+    }
+    let [before, after] = right_answers(&rewarded);
+    println!("{before} of 32 answers were right, and {after} are");
+    assert!(
+        (15..25).contains(&before) && after >= 28,
+        "{before} {after}"
+    );
+}
+
+/// The first update's ratios are 1, the curves have the rewards, and a command that fails is one
+/// error.
+#[test]
+fn a_run_over_rewarded_answers_logs_their_means() {
+    let out = folder("finetune-rewarded");
+    let options = "--loss grpo --group 3 --max-new 4 --beta 0.1 --val test.jsonl --samples 1";
+    let rewarded = |out: &Path, reward: &str| {
+        let mut command = command(out, options);
+        command.args(["--reward-timeout", "1", "--reward-command", reward]);
+        command.output().expect("the program starts")
+    };
+    // A number that depends on the answer.
+    let done = rewarded(&out, "while read -r line; do echo $((${#line} % 5)); done");
+    let told = text(&done.stderr);
+    assert!(done.status.success(), "{told}");
+    assert!(
+        told.contains(" reward ") && told.contains("validation reward "),
+        "{told}"
+    );
+    let log = std::fs::read_to_string(out.join("log.jsonl")).expect("a log");
+    let first = log
+        .lines()
+        .find(|line| line.contains("gradient_norm"))
+        .expect("a step");
+    let first: serde_json::Value = serde_json::from_str(first).expect("JSON");
+    for (name, expected) in [("ratio_min", 1.0), ("ratio_max", 1.0), ("kl", 0.0)] {
+        assert_eq!(first[name].as_f64(), Some(expected), "{name}: {first}");
+    }
+    for name in [
+        "reward",
+        "reward_std",
+        "entropy",
+        "answer_tokens",
+        "clipped_low",
+        "sampled_apart",
+    ] {
+        assert!(first[name].is_number(), "{name}: {first}");
+    }
+    let curves = std::fs::read_to_string(out.join("curves.svg")).expect("curves");
+    assert!(curves.contains("sampled answers") && !curves.contains("chosen"));
+
+    let done = rewarded(&folder("finetune-unrewarded"), "cat > /dev/null");
+    let told = text(&done.stderr);
+    assert_eq!(done.status.code(), Some(1), "{told}");
+    assert!(
+        told.contains("wrote nothing for 1 s after 0 of 12 rewards"),
+        "{told}"
+    );
+}
+
 #[cfg(feature = "ascend-sim")]
 #[test]
 fn a_run_on_an_npu_ends_with_its_memory_and_where_operations_ran() {

@@ -192,6 +192,46 @@ fn two_npus_learn_from_pairs_what_the_processor_learns() {
     );
 }
 
+/// Each NPU samples the answers to its own questions, with the numbers that one device has for them.
+#[test]
+fn two_npus_learn_from_rewards_what_the_processor_learns() {
+    let options = format!("--steps {STEPS} --loss grpo --data colour.jsonl --group 3 --max-new 4");
+    // A number that depends on all that it reads.
+    let reward = [
+        "--reward-command",
+        "while read -r line; do echo $((${#line} % 5)); done",
+    ];
+    let run = |out: &Path, options: &str| {
+        let ended = command(out, options).args(reward).output();
+        ended.expect("starts")
+    };
+    let (alone, both) = (folder("rewards-one"), folder("rewards-two"));
+    done(&run(&alone, &options));
+    let both_npus = format!("{options} --device ascend-sim:0 --device ascend-sim:1");
+    done(&run(&both, &both_npus));
+    let [one, two] = [&alone, &both].map(|out| numbers(out));
+    // The losses of answers of equal lengths are 0.
+    let norms = |numbers: &[f64]| {
+        numbers
+            .iter()
+            .copied()
+            .skip(1)
+            .step_by(2)
+            .collect::<Vec<_>>()
+    };
+    let found = apart(&norms(&one), &norms(&two));
+    let near = one
+        .iter()
+        .zip(&two)
+        .all(|(one, two)| (one - two).abs() < 1e-6);
+    assert!(found <= 1e-6 && near, "{found:.1e} {one:?} {two:?}");
+    let said = failed(run(
+        &folder("rewards-shards"),
+        &format!("{both_npus} --shard all"),
+    ));
+    assert!(said.contains("--shard all samples no answers"), "{said}");
+}
+
 #[test]
 fn the_processor_may_be_several_ranks_some_of_which_have_no_conversation() {
     for (batch, sharding) in [

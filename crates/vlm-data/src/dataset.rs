@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::loader::shuffled;
 use crate::picture::in_file;
+use crate::text::json::Json;
 use crate::text::{Conversation, DataIndex, DataReader, TextError};
 use crate::{Result, VlmDataError};
 use plain_files::Fingerprint;
@@ -216,6 +217,22 @@ impl DataSetReader<'_> {
     /// # Errors
     /// Those of [`DataIndex::reader`] and [`DataReader::read`].
     pub fn read(&mut self, record: usize) -> Result<Conversation> {
+        self.read_by(record, |reader, record| reader.read(record))
+    }
+
+    /// Reads a record as the object that it is in its file.
+    ///
+    /// # Errors
+    /// Those of [`DataIndex::reader`] and [`DataReader::json`].
+    pub fn json(&mut self, record: usize) -> Result<Json> {
+        self.read_by(record, |reader, record| reader.json(record))
+    }
+
+    fn read_by<T>(
+        &mut self,
+        record: usize,
+        read: fn(&mut DataReader<'_>, usize) -> crate::text::Result<T>,
+    ) -> Result<T> {
         let set = self.set;
         let Some(&[file, place]) = set.records.get(record) else {
             let reason = format!("record {record} of {} was requested", set.len());
@@ -226,7 +243,7 @@ impl DataSetReader<'_> {
             Some(reader) => reader,
             None => reader.insert(index.reader()?),
         };
-        let read = reader.read(place as usize);
+        let read = read(reader, place as usize);
         read.map_err(|error| set.named(record, error.into()))
     }
 }

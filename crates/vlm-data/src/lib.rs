@@ -21,7 +21,7 @@ pub use dataset::{DataSet, DataSetReader, HeldOut, Share};
 pub use error::{Result, VlmDataError};
 pub use loader::{BatchSize, DataPosition, GlobalBatch, Loader, LoaderOptions, OnError};
 pub use plain_files::Fingerprint;
-pub use sample::{MediaEncoder, SampleEncoder, SampleOptions, TrainingSample};
+pub use sample::{MediaEncoder, SampleEncoder, SampleOptions, TrainingSample, read_boxes};
 pub use survey::{NoSample, Survey, SurveyOptions, Surveyed};
 
 #[cfg(doctest)]

@@ -656,6 +656,27 @@ fn write_box(form: BoxForm, numbers: &[f64], size: [usize; 2], full: [usize; 2])
     }
 }
 
+/// The boxes in a text of a family, as [`SampleEncoder::encode`] writes them: left, top, right and
+/// bottom. Points and other lists are left out.
+pub fn read_boxes(form: BoxForm, text: &str) -> Vec<[f64; 4]> {
+    let (open, close) = match form {
+        BoxForm::Marked => ("<|box_start|>", "<|box_end|>"),
+        BoxForm::Pixels | BoxForm::Thousandths => ("[", "]"),
+    };
+    let mut pieces: Vec<&str> = text.split(close).collect();
+    // After the last end.
+    pieces.pop();
+    let numbers = |piece: &str| {
+        let (_, inside) = piece.rsplit_once(open)?;
+        let bare = inside.replace(['(', ')'], "");
+        let numbers = bare.split(',').map(|number| number.trim().parse::<f64>());
+        let numbers: Vec<f64> = numbers.collect::<std::result::Result<_, _>>().ok()?;
+        let is_finite = numbers.iter().all(|number| number.is_finite());
+        <[f64; 4]>::try_from(numbers).ok().filter(|_| is_finite)
+    };
+    pieces.into_iter().filter_map(numbers).collect()
+}
+
 /// The time of each temporal patch; see [`VideoGrid::seconds`].
 fn seconds(style: MediaStyle, times: &[f64], depth: usize) -> Vec<f64> {
     let second = |frame: usize| times[frame.min(times.len() - 1)];
@@ -773,6 +794,21 @@ mod tests {
             "[50, 200, 1000, 1000]"
         );
         assert_eq!(write(BoxForm::Pixels, [196, 112]), "[10, 22, 196, 112]");
+    }
+
+    #[test]
+    fn boxes_that_are_written_are_read() {
+        for form in [BoxForm::Marked, BoxForm::Pixels, BoxForm::Thousandths] {
+            let write = |numbers: &[f64]| write_box(form, numbers, [200, 100], [1000; 2]);
+            let one = write(&[10.0, 20.0, 100.0, 50.0]);
+            let two = write(&[0.0, 0.0, 200.0, 100.0]);
+            let point = write(&[10.0, 20.0]);
+            let text = format!("a {point}, {{\"bbox_2d\": {one}}} and [1, b, 3, 4] {two}.");
+            let expected = [[50.0, 200.0, 500.0, 500.0], [0.0, 0.0, 1000.0, 1000.0]];
+            assert_eq!(read_boxes(form, &text), expected, "{text}");
+            let end = one.len() - 1;
+            assert_eq!(read_boxes(form, &one[..end]), [[0.0; 4]; 0], "an open box");
+        }
     }
 
     /// The picture's size, the resized one's, a box or point, and the numbers in thousandths and in

@@ -41,16 +41,19 @@ pub struct Backward<'a> {
     /// The auxiliary loss of routers, whose gradient is added; [`weight`](Self::weight) has no
     /// effect on it, and the loss that is returned is without it.
     pub router_loss: Option<RouterLoss<'a>>,
+    /// The divisor of the logits from which [`Vlm::backward_weighed`] computes losses.
+    pub temperature: f64,
 }
 
 impl Default for Backward<'_> {
-    /// Recomputes, with weight 1, no dropout and no auxiliary loss.
+    /// Recomputes, with weight and temperature 1, no dropout and no auxiliary loss.
     fn default() -> Self {
         Self {
             recompute: true,
             weight: 1.0,
             seeds: None,
             router_loss: None,
+            temperature: 1.0,
         }
     }
 }
@@ -145,8 +148,8 @@ impl Tape<'_> {
 enum Objective<'a> {
     /// The mean over tokens, times a weight.
     Mean(f64),
-    /// A function of the losses of all tokens, by its gradients.
-    Tokens(Weigh<'a>),
+    /// A function of the losses of all tokens at a temperature, by its gradients.
+    Tokens(Weigh<'a>, f64),
 }
 
 /// Returns the gradient of an objective with respect to each token's loss.
@@ -163,7 +166,7 @@ impl Objective<'_> {
         labels: &[i64],
         balance: Option<&Balance<'_>>,
     ) -> Result<(f64, Option<Gradients>)> {
-        let weigh = match self {
+        let (weigh, temperature) = match self {
             Self::Mean(weight) => {
                 let loss = model.loss_of(hidden, batch, labels)?;
                 let gradients = match balance.filter(|_| loss.is_tracked()) {
@@ -179,9 +182,9 @@ impl Objective<'_> {
                 };
                 return Ok((number(loss)?, gradients));
             }
-            Self::Tokens(weigh) => weigh,
+            Self::Tokens(weigh, temperature) => (weigh, temperature),
         };
-        let losses = model.losses_of(hidden, batch, labels)?;
+        let losses = model.losses_of(hidden, batch, labels, temperature)?;
         let read = numbers(losses.clone())?;
         let mean = read.iter().copied().map(f64::from).sum::<f64>() / read.len() as f64;
         let weights = weigh(&read);
@@ -248,7 +251,7 @@ impl Vlm {
         trace: &mut Trace,
         walk: &mut dyn Walk,
     ) -> Result<f64> {
-        let objective = Objective::Tokens(weigh);
+        let objective = Objective::Tokens(weigh, how.temperature);
         self.backward_of(batch, labels, how, objective, trace, walk)
     }
 

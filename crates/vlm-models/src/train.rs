@@ -42,13 +42,20 @@ impl Vlm {
         self.cross_entropy(hidden, batch, labels, CrossEntropy::try_forward)
     }
 
-    /// The loss of each labelled token, from normalised hidden states.
+    /// The loss of each labelled token, from normalised hidden states and logits divided by the
+    /// temperature.
     pub(crate) fn losses_of(
         &self,
         hidden: Tensor<3>,
         batch: &Batch,
         labels: &[i64],
+        temperature: f64,
     ) -> Result<Tensor<1>> {
+        let hidden = match temperature {
+            1.0 => hidden,
+            // Logits are linear in it.
+            _ => hidden / temperature,
+        };
         self.cross_entropy(hidden, batch, labels, CrossEntropy::by_row)
     }
 
@@ -72,8 +79,21 @@ impl Vlm {
     /// # Errors
     /// Those of [`loss`](Self::loss); [`VlmError::TensorUnreadable`].
     pub fn token_losses(&self, batch: &Batch, labels: &[i64]) -> Result<Vec<f32>> {
+        self.tempered_losses(batch, labels, 1.0)
+    }
+
+    /// As [`token_losses`](Self::token_losses), of logits divided by a temperature.
+    ///
+    /// # Errors
+    /// Those of [`token_losses`](Self::token_losses).
+    pub fn tempered_losses(
+        &self,
+        batch: &Batch,
+        labels: &[i64],
+        temperature: f64,
+    ) -> Result<Vec<f32>> {
         let hidden = self.hidden(batch, None, &mut [], &mut Trace::off())?;
-        numbers(self.losses_of(hidden, batch, labels)?)
+        numbers(self.losses_of(hidden, batch, labels, temperature)?)
     }
 
     /// Counts the tokens of a prompt over which [`loss`](Self::loss) is the mean.

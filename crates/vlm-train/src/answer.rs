@@ -1,6 +1,7 @@
 //! Greedy answers of the model in training, with the data's answers.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use burn::module::Module;
@@ -76,12 +77,16 @@ pub fn last_answer(
         ..conversation.clone()
     };
     let labels = encoder.measure(&first)?.text.labels;
+    let answer = before_stop(&labels[last_labelled(&labels)], stop);
+    decoded(encoder.text().tokenizer(), answer)
+}
+
+/// The last tokens in a row that have labels.
+pub(crate) fn last_labelled(labels: &[i64]) -> Range<usize> {
     let end = labels.iter().rposition(|label| *label != IGNORED);
     let end = end.map_or(0, |last| last + 1);
     let start = labels[..end].iter().rposition(|label| *label == IGNORED);
-    let start = start.map_or(0, |last| last + 1);
-    let answer = before_stop(&labels[start..end], stop);
-    decoded(encoder.text().tokenizer(), answer)
+    start.map_or(0, |last| last + 1)..end
 }
 
 /// The tokens that end an answer: those of the folder's `generation_config.json`, and those with

@@ -165,7 +165,7 @@ impl Run {
             )
         } else if steps > of_recipe {
             format!("it is of step {steps} of {of_recipe}")
-        } else if most > steps as u64 {
+        } else if most > steps.saturating_mul(run.recipe.updates()) as u64 {
             format!("a parameter has {most} updates in {steps} steps")
         } else {
             return Ok(run);

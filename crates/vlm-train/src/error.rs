@@ -105,6 +105,14 @@ pub enum VlmTrainError {
         /// The first activation that is infinite or NaN, if any.
         place: String,
     },
+    /// A command that gives no rewards.
+    #[error("the reward command `{command}` {reason}")]
+    Reward {
+        /// The command.
+        command: String,
+        /// What happened, and what to do.
+        reason: String,
+    },
     /// A gradient that could not be read from the device.
     #[error(
         "the device failed in step {step}: {reason}; continue from the last checkpoint, if there \

@@ -17,6 +17,10 @@
 //! | `trainer` | a step, validation, and the proof that the cut has no effect |
 //! | `preference` | losses of preferences, one row each |
 //! | `pairs` | steps over pairs of answers |
+//! | `policy` | losses of rewarded answers, one row each |
+//! | `groups` | steps over groups of rewarded answers |
+//! | `reward` | rewards of answers: rules, one row each, or a command |
+//! | `rollout` | answers that the model in training samples |
 //! | `plan` | the memory of a step, from shapes alone |
 //! | `checkpoint` | saving, and bit-exact continuation |
 //! | `folder` | the folder of a run, and its lock |
@@ -38,6 +42,7 @@ pub mod compare;
 mod error;
 mod experts;
 mod folder;
+mod groups;
 pub mod job;
 mod log;
 mod loss_scale;
@@ -45,11 +50,14 @@ mod optimizer;
 mod pairs;
 mod passes;
 mod plan;
+mod policy;
 mod preference;
 mod ranks;
 mod recipe;
 mod record;
 mod replicas;
+mod reward;
+mod rollout;
 mod run;
 mod schedule;
 mod score;
@@ -65,12 +73,16 @@ pub use batch::inputs;
 pub use checkpoint::Identity;
 pub use error::{Result, VlmTrainError};
 pub use folder::RunFolder;
+pub use groups::{AnswerGroup, PolicyReport, RewardedAnswer};
 pub use pairs::PreferenceReport;
 pub use plan::{MemoryPlan, MicroShape, StepMemory};
+pub use policy::{Policy, PolicyLoss, RewardScale};
 pub use preference::{Preference, PreferenceLoss};
 pub use ranks::{Begun, Collective, HostSums, Rank, RankGroup, Rendezvous, RendezvousError};
 pub use recipe::{LossRule, Rates, Recipe, TrainedParts};
 pub use record::{RecordHeader, RecordRank, StepRecord};
+pub use reward::{Reward, RewardRule};
+pub use rollout::Rollouts;
 pub use run::{Batches, Checkpoints, Ending, Event, RunOptions, run};
 pub use schedule::Schedule;
 pub use score::{SameProof, Score, ScoreDifference, score};

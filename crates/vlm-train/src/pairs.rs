@@ -206,7 +206,7 @@ impl Trainer {
                 });
                 weights.collect()
             };
-            self.micro_pass_over_pairs(micro, &mut weigh, &mut passes)?;
+            self.weighed_pass(micro, &mut weigh, &mut passes)?;
         }
         let loss = sums.loss / samples as f64 + imitation * sums.nll;
         let (loss, gradients, norm) = self.summed(batch, (loss, passes), None)?;
@@ -218,12 +218,13 @@ impl Trainer {
             gradients,
             norm,
             router_loss: None,
+            policy: None,
             preference: Some(sums.report(preference, imitated, mismatch)),
         })
     }
 
-    /// Adds the gradients of a micro-batch.
-    fn micro_pass_over_pairs(
+    /// Adds the gradients of a micro-batch whose tokens' losses have the weights of a function.
+    pub(crate) fn weighed_pass(
         &self,
         micro: &MicroBatch,
         weigh: &mut dyn FnMut(&[f32]) -> Vec<f32>,
@@ -231,9 +232,9 @@ impl Trainer {
     ) -> Result<()> {
         let how = Backward {
             recompute: self.recipe.recompute,
-            weight: 1.0,
             seeds: Some(&seeds(micro, self.recipe.seed, self.steps)),
-            router_loss: None,
+            temperature: self.recipe.policy.map_or(1.0, |policy| policy.temperature),
+            ..Backward::default()
         };
         let ready = self.model.batch(&inputs(micro, &self.model.device()))?;
         let (labels, mut trace) = (&micro.labels, Trace::off());
@@ -250,9 +251,14 @@ impl Trainer {
         if !self.recipe.preference.as_ref().is_some_and(has_reference) {
             return Ok(vec![0.0; places.len()]);
         }
+        losses(&self.reference_model(), micro)
+    }
+
+    /// The model that a loss is relative to, without a graph.
+    pub(crate) fn reference_model(&self) -> Vlm {
         match &self.reference {
-            Reference::Base => losses(&self.model.valid().without_lora(), micro),
-            Reference::Model(model) => losses(model, micro),
+            Reference::Base => self.model.valid().without_lora(),
+            Reference::Model(model) => (**model).clone(),
         }
     }
 

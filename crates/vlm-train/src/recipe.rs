@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use vlm_models::{LoraConfig, ModelPart, TrainedWeights};
 
 use crate::error::{Result, VlmTrainError};
+use crate::policy::Policy;
 use crate::preference::Preference;
 use crate::schedule::{Schedule, Span};
 
@@ -53,6 +54,9 @@ pub struct Recipe {
     /// The loss of preferences; `None` to imitate answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preference: Option<Preference>,
+    /// The loss of sampled answers with rewards, instead.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<Policy>,
 }
 
 /// The trained parts.
@@ -131,6 +135,7 @@ impl Default for Recipe {
             seed: 0,
             router_loss: None,
             preference: None,
+            policy: None,
         }
     }
 }
@@ -138,8 +143,8 @@ impl Default for Recipe {
 impl Recipe {
     /// True if the loss is relative to a reference.
     pub(crate) fn has_reference(&self) -> bool {
-        self.preference
-            .is_some_and(|preference| preference.loss.has_reference())
+        let of_pairs = |preference: Preference| preference.loss.has_reference();
+        self.preference.is_some_and(of_pairs) || self.policy.is_some_and(|of| of.beta > 0.0)
     }
 
     /// True if the reference is not the model without its adapters, and so has weights of its own.
@@ -149,6 +154,11 @@ impl Recipe {
             TrainedParts::Full(_) => false,
         };
         self.has_reference() && !is_base
+    }
+
+    /// The updates in a step.
+    pub(crate) fn updates(&self) -> usize {
+        self.policy.map_or(1, |policy| policy.updates)
     }
 
     /// The factor on the peak rates in a step, counted from 0.
@@ -173,6 +183,9 @@ impl Recipe {
     pub(crate) fn check(&self) -> Result<()> {
         if let Some(preference) = &self.preference {
             preference.check()?;
+        }
+        if let Some(policy) = &self.policy {
+            policy.check()?;
         }
         let rate = "a finite number of at least 0";
         let beta = "at least 0 and below 1";

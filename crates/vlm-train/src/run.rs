@@ -13,6 +13,7 @@ use crate::error::{Result, VlmTrainError};
 use crate::folder::RunFolder;
 use crate::log::Log;
 use crate::pairs::PreferenceReport;
+use crate::rollout::Rollouts;
 use crate::trainer::{StepReport, Trainer};
 
 /// The folder of the result with the least validation loss, in that of the run.
@@ -41,6 +42,8 @@ pub struct RunOptions<'a> {
     pub checkpoints: Checkpoints,
     /// Opens the batches of validation; `None` for no validation.
     pub validation: Option<&'a (dyn Fn() -> vlm_data::Result<Batches<'a>> + 'a)>,
+    /// Samples and rewards answers to prompts, for a loss of rewarded answers.
+    pub rollouts: Option<&'a Rollouts>,
     /// The number of validations without a lower loss after which the run ends.
     pub patience: Option<usize>,
     /// The questions to answer before the first step and after each validation.
@@ -87,8 +90,11 @@ pub enum Event<'a> {
     Validation {
         /// The step.
         step: usize,
-        /// The loss in nats per labelled token, or that of preferences.
+        /// The loss in nats per labelled token, or that of preferences; of rewarded answers, the
+        /// mean reward of the likeliest ones, negative.
         loss: f64,
+        /// The mean reward, with a loss of rewarded answers.
+        reward: Option<f64>,
         /// The means of the pairs, with a loss of preferences.
         pairs: Option<PreferenceReport>,
     },
@@ -135,6 +141,9 @@ struct StepLine<'a> {
 struct Validation {
     step: usize,
     validation_loss: f64,
+    /// The mean reward, with a loss of rewarded answers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    validation_reward: Option<f64>,
     /// The means of the pairs, with a loss of preferences.
     #[serde(skip_serializing_if = "Option::is_none")]
     validation: Option<PreferenceReport>,
@@ -173,7 +182,8 @@ pub fn run(
     options: RunOptions<'_>,
     report: &mut dyn FnMut(Event<'_>),
 ) -> Result<Ending> {
-    if options.questions.is_some() && trainer.has_parts() {
+    let answers = options.questions.is_some() || options.rollouts.is_some();
+    if answers && trainer.has_parts() {
         let text = "no rank has the weights to answer questions; shard gradients at most, and divide \
                     no experts";
         return Err(VlmTrainError::Options(text.to_owned()));
@@ -279,6 +289,8 @@ fn step(
         std::fs::create_dir_all(folder).map_err(VlmTrainError::file("create", folder))?;
         let path = folder.join(format!("step-{step}.safetensors"));
         trainer.record_step(&batch.micro_batches, &path)?
+    } else if let Some(rollouts) = options.rollouts {
+        rollouts.step(trainer, &batch)?
     } else {
         trainer.step(&batch.micro_batches)?
     };
@@ -343,26 +355,37 @@ fn look(
 ) -> Result<()> {
     if let Some(open) = options.validation {
         let step = trainer.steps();
-        let batches = open().map_err(|source| VlmTrainError::Data { step, source })?;
+        let mut batches = open().map_err(|source| VlmTrainError::Data { step, source })?;
+        let reward = options
+            .rollouts
+            .map(|of| of.validate(trainer, &mut batches));
+        let reward = reward.transpose()?;
         let micro_batches = batches.flat_map(|batch| match batch {
             Ok(batch) => batch.micro_batches.into_iter().map(Ok).collect(),
             Err(error) => vec![Err(error)],
         });
-        let (loss, pairs) = match trainer.recipe().preference {
-            Some(_) => {
+        let (loss, pairs) = match (reward, trainer.recipe().preference) {
+            (Some(reward), _) => (-reward, None),
+            (None, Some(_)) => {
                 let (loss, pairs) = trainer.validate_pairs(micro_batches)?;
                 (loss, Some(pairs))
             }
-            None => (trainer.validate(micro_batches)?, None),
+            (None, None) => (trainer.validate(micro_batches)?, None),
         };
         if let Some(log) = &mut log {
             log.add(&Validation {
                 step,
                 validation_loss: loss,
+                validation_reward: reward,
                 validation: pairs,
             })?;
         }
-        report(Event::Validation { step, loss, pairs });
+        report(Event::Validation {
+            step,
+            loss,
+            reward,
+            pairs,
+        });
         // NaN is not lower.
         let best = trainer.validations.best;
         if loss.is_finite() && best.is_none_or(|(_, least)| loss < least) {

@@ -68,6 +68,12 @@ impl Sharding {
                 "shard gradients at most",
             );
         }
+        if self == Self::All && recipe.policy.is_some() {
+            return refused(
+                "samples no answers, for which a device needs the whole weights",
+                "shard gradients at most",
+            );
+        }
         Ok(())
     }
 }

@@ -12,6 +12,7 @@ use vlm_models::{Backward, Parameter, RouterLoads, RouterLoss, Trace, Vlm, VlmEr
 use crate::batch::{inputs, lines, prompt, seeds, sees, tokens};
 use crate::checkpoint::Validations;
 use crate::error::{Result, VlmTrainError};
+use crate::groups::PolicyReport;
 use crate::loss_scale::LossScale;
 use crate::optimizer::{AdamW, Step};
 use crate::pairs::{PreferenceReport, Reference};
@@ -78,6 +79,9 @@ pub struct StepReport {
     /// The means of the pairs, with a loss of preferences.
     #[serde(flatten)]
     pub preference: Option<PreferenceReport>,
+    /// The means of the answers, with a loss of rewarded ones.
+    #[serde(flatten)]
+    pub policy: Option<PolicyReport>,
 }
 
 /// The dependence of a step on the cut of its batch: the largest differences relative to the first
@@ -112,6 +116,7 @@ pub(crate) struct Pass {
     pub(crate) norm: f64,
     pub(crate) router_loss: Option<f64>,
     pub(crate) preference: Option<PreferenceReport>,
+    pub(crate) policy: Option<PolicyReport>,
 }
 
 impl Trainer {
@@ -232,6 +237,13 @@ impl Trainer {
         recording: Option<&mut Recording>,
     ) -> Result<StepReport> {
         let pass = self.pass(batch, recording)?;
+        let report = self.apply(pass)?;
+        self.steps = report.step;
+        Ok(report)
+    }
+
+    /// Updates the model by the gradients of a pass, in the current step.
+    pub(crate) fn apply(&mut self, pass: Pass) -> Result<StepReport> {
         let recipe = &self.recipe;
         let factor = recipe.factor(self.steps);
         let mut report = StepReport {
@@ -247,10 +259,10 @@ impl Trainer {
             skipped: !pass.norm.is_finite(),
             lost_updates: None,
             preference: pass.preference,
+            policy: pass.policy,
         };
         if report.skipped {
             self.loss_scale = self.loss_scale.and_then(LossScale::overflowed);
-            self.steps += 1;
             return Ok(report);
         }
         if let Some(scale) = &mut self.loss_scale {
@@ -279,7 +291,6 @@ impl Trainer {
             self.model = model;
             self.lost_updates(&lost, update)?
         };
-        self.steps = step;
         report.lost_updates = (watched > 0).then(|| lost as f64 / watched as f64);
         Ok(report)
     }
@@ -288,6 +299,10 @@ impl Trainer {
     fn pass(&self, batch: &[MicroBatch], mut recording: Option<&mut Recording>) -> Result<Pass> {
         if let Some(preference) = &self.recipe.preference {
             return self.pass_over_pairs(batch, preference);
+        }
+        if self.recipe.policy.is_some() {
+            let text = "a step with a loss of rewarded answers is over groups of sampled answers";
+            return Err(VlmTrainError::Options(text.to_owned()));
         }
         let step = self.steps + 1;
         let labelled = self.labelled(batch)?;
@@ -334,6 +349,7 @@ impl Trainer {
                 recompute: self.recipe.recompute,
                 weight: weight * scale,
                 seeds: Some(&seeds),
+                temperature: 1.0,
                 router_loss: router_loss.as_ref().map(|(loads, factor)| RouterLoss {
                     loads,
                     factor: factor * scale,
@@ -354,6 +370,7 @@ impl Trainer {
             gradients,
             norm,
             preference: None,
+            policy: None,
         })
     }
 

@@ -105,7 +105,7 @@ fn over_pairs(out: &std::path::Path) -> FinetuneConfig {
     let shapes = fixtures().join("../../examples/shapes");
     let data = shapes.join("prefer.jsonl");
     let mut config = FinetuneConfig::new(shapes.join("model"), data, out).unwrap();
-    config.loss.loss = LossChoice(Some(PreferenceLoss::Dpo));
+    config.loss.loss = LossChoice::Preference(PreferenceLoss::Dpo);
     config.data.val = vec![shapes.join("prefer_test.jsonl")];
     config.trained.random_weights = true;
     config.batch.steps = Some(4);
@@ -160,11 +160,11 @@ fn options_of_another_loss_are_refused() {
     type Change = fn(&mut FinetuneConfig);
     let cases: [(&str, Change); 7] = [
         ("--beta is for losses of preferences", |config| {
-            config.loss.loss = LossChoice(None);
+            config.loss.loss = LossChoice::Sft;
             config.loss.beta = Some(0.2);
         }),
         ("--reference has no effect on orpo", |config| {
-            config.loss.loss = LossChoice(Some(PreferenceLoss::Orpo));
+            config.loss.loss = LossChoice::Preference(PreferenceLoss::Orpo);
             config.loss.reference = Some(config.folder.clone());
         }),
         ("--record-step is for --loss sft", |config| {
@@ -195,7 +195,7 @@ fn options_of_another_loss_are_refused() {
     }
     // Pairs are no answers to imitate.
     let mut config = over_pairs(&folder.path().join("out"));
-    config.loss.loss = LossChoice(None);
+    config.loss.loss = LossChoice::Sft;
     let error = Finetune::open(config)
         .unwrap()
         .run(&Device::flex())

@@ -100,6 +100,7 @@ fn batches(
             samples: (batch * (step + 1)) as u64,
         };
         Some(Ok(GlobalBatch {
+            records: Vec::new(),
             micro_batches,
             trained_tokens: 0,
             tokens: 0,
@@ -276,6 +277,7 @@ pub(crate) fn train(
             keep: 1,
         },
         validation: Some(&validation),
+        rollouts: None,
         patience: None,
         questions: None,
         validate_every: 2,

@@ -47,10 +47,10 @@ fn walked(model: &Vlm, config: &VlmConfig, recompute: bool, walk: &mut dyn Walk)
     };
     let seeds: Vec<u64> = (0..cu_seqlens.len() as u64 - 1).collect();
     let how = Backward {
-        router_loss: None,
         recompute,
         weight: 0.3,
         seeds: Some(&seeds),
+        ..Backward::default()
     };
     let batch = model.batch(&inputs).unwrap();
     model.backward(&batch, &micro.labels, how, walk).unwrap()

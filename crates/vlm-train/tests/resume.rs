@@ -39,6 +39,7 @@ fn batches(
             samples: 4 * (step as u64 + 1),
         };
         Ok(GlobalBatch {
+            records: Vec::new(),
             micro_batches: singles(step, config),
             trained_tokens: 0,
             tokens: 0,
@@ -91,6 +92,7 @@ fn options<'a>(
             keep: 1,
         },
         validation: None,
+        rollouts: None,
         patience: None,
         questions: None,
         validate_every: 0,

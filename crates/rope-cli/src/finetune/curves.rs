@@ -21,6 +21,10 @@ struct Line {
     learning_rate: Option<f64>,
     reward_chosen: Option<f64>,
     reward_rejected: Option<f64>,
+    reward: Option<f64>,
+    validation_reward: Option<f64>,
+    entropy: Option<f64>,
+    kl: Option<f64>,
 }
 
 /// A title, and its curves by name.
@@ -29,13 +33,16 @@ type Chart = (
     &'static [(&'static str, fn(&Line) -> Option<f64>)],
 );
 
-/// The last one is of losses of preferences.
-const CHARTS: [Chart; 4] = [
+/// Those without a point are left out.
+const CHARTS: [Chart; 6] = [
     (
         "Loss (nats per labelled token)",
         &[
             ("training", |line| line.loss),
-            ("validation", |line| line.validation_loss),
+            ("validation", |line| match line.validation_reward {
+                None => line.validation_loss,
+                Some(_) => None,
+            }),
         ],
     ),
     (
@@ -48,6 +55,24 @@ const CHARTS: [Chart; 4] = [
         &[
             ("chosen", |line| line.reward_chosen),
             ("rejected", |line| line.reward_rejected),
+        ],
+    ),
+    (
+        "Reward",
+        &[
+            ("sampled answers", |line| line.reward),
+            ("validation, likeliest answers", |line| {
+                line.validation_reward
+            }),
+        ],
+    ),
+    (
+        "Nats per token",
+        &[
+            ("entropy", |line| line.reward.and(line.entropy)),
+            ("divergence from the reference", |line| {
+                line.reward.and(line.kl)
+            }),
         ],
     ),
 ];
@@ -68,12 +93,12 @@ pub(super) fn draw(log: &Path, picture: &Path) -> Result<(), Box<dyn Error>> {
             .filter_map(|line| Some((line.step as f64, of(line)?)));
         points.collect()
     };
-    let has_pairs = lines.iter().any(|line| line.reward_chosen.is_some());
-    let charts = &CHARTS[..if has_pairs { 4 } else { 3 }];
+    let is_drawn = |(_, curves): &&Chart| curves.iter().any(|(_, of)| !points(*of).is_empty());
+    let charts: Vec<&Chart> = CHARTS.iter().filter(is_drawn).collect();
     let (width, height) = CHART;
     svg::draw(picture, (width * charts.len() as i32, height), |area| {
         let areas = area.split_evenly((1, charts.len()));
-        for (area, (title, curves)) in areas.iter().zip(charts) {
+        for (area, (title, curves)) in areas.iter().zip(&charts) {
             let curves = curves.iter().map(|(name, of)| (*name, points(*of)));
             chart(area, title, &curves.collect::<Vec<_>>())?;
         }

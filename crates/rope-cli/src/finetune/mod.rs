@@ -89,7 +89,9 @@ fn alone(args: &FinetuneArgs, job: &Job) -> Result<JobEnd, Box<dyn Error>> {
     compute.start_counting()?;
     let mut shown = Shown::new(args, true);
     let is_cpu = args.device[0] == Device::Cpu;
-    shown.meter = Some(StepMeter::start(job.plan().clone(), is_cpu));
+    shown.meter = args
+        .is_planned()
+        .then(|| StepMeter::start(job.plan().clone(), is_cpu));
     shown.memory = Box::new(|| compute.memory_bytes());
     let trained = job.train(compute.device(), &mut shown).map_err(told)?;
     if matches!(trained, JobEnd::Saved(_)) && !args.quiet {

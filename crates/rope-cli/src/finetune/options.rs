@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueHint};
 use rope_ascend::safe::CommunicatorOptions;
-use vlm_train::job::{FinetuneConfig, RunRanks};
+use vlm_train::job::{FinetuneConfig, LossChoice, RunRanks};
 use vlm_train::{Sharding, TrainedParts};
 
 use crate::arguments::{above_0, count_in};
@@ -104,6 +104,11 @@ impl FinetuneArgs {
     /// True if more than one device computes.
     pub(super) fn is_several(&self) -> bool {
         self.device.len() > 1 || self.hosts > 1
+    }
+
+    /// True if the plan is of all that a step does; it has no answers that are sampled.
+    pub(super) fn is_planned(&self) -> bool {
+        !matches!(self.run.loss.loss, LossChoice::Policy(_))
     }
 
     /// Fills in `--hosts`, `--host` and the address of `--rendezvous env` from the variables that

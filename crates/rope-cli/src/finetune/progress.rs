@@ -1,11 +1,12 @@
 //! Messages of a run about its steps.
 
+use std::fmt::Display;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use parking_lot::Mutex;
 use vlm_train::job::Notice;
-use vlm_train::{Answer, Event, PreferenceReport, StepReport};
+use vlm_train::{Answer, Event, StepReport};
 
 use crate::arguments::complaint;
 use crate::stdio::{note, plain};
@@ -111,8 +112,17 @@ impl Progress {
                 }
             }
             _ if self.quiet => {}
-            Event::Validation { step, loss, pairs } => {
-                self.line(step, &format!("validation {loss:.4}{}", text(pairs)));
+            Event::Validation {
+                step,
+                loss,
+                reward,
+                pairs,
+            } => {
+                let message = match reward {
+                    Some(reward) => format!("validation reward {reward:.4}"),
+                    None => format!("validation {loss:.4}{}", text(pairs.as_ref())),
+                };
+                self.line(step, &message);
             }
             Event::Answers { step, answers } => self.answers(step, answers),
         }
@@ -140,9 +150,9 @@ impl Progress {
     fn step(&mut self, report: &StepReport) {
         self.tokens += report.tokens;
         let seconds = self.started.elapsed().as_secs_f64();
-        let pairs = text(report.preference);
+        let means = text(report.preference.as_ref()) + &text(report.policy.as_ref());
         let message = format!(
-            "loss {:.4}{pairs} norm {:.3} rate {:.2e} {:.0} tokens/s, {:.0} % labelled",
+            "loss {:.4}{means} norm {:.3} rate {:.2e} {:.0} tokens/s, {:.0} % labelled",
             report.loss,
             report.gradient_norm,
             report.learning_rate,
@@ -180,6 +190,6 @@ impl Progress {
     }
 }
 
-fn text(pairs: Option<PreferenceReport>) -> String {
-    pairs.map_or(String::new(), |pairs| format!(" {pairs}"))
+fn text(means: Option<&impl Display>) -> String {
+    means.map_or(String::new(), |means| format!(" {means}"))
 }

@@ -32,11 +32,12 @@ pub(super) fn train(args: &FinetuneArgs, job: Job) -> Result<JobEnd, Box<dyn Err
     }
     let devices = Arc::new(Devices::open(&args.device, &args.token)?);
     let group = group(args)?;
+    let is_planned = args.is_planned();
     let (shown, of_ranks, plan) = (args.clone(), devices.clone(), job.plan().clone());
     let trained = job.train_ranks(devices.clone(), &group, move |rank| {
         let is_first = rank.rank() == 0;
         let mut shown = Shown::new(&shown, is_first);
-        let has_plan = is_first && of_ranks.traffic().is_some();
+        let has_plan = is_first && is_planned && of_ranks.traffic().is_some();
         shown.meter = has_plan.then(|| StepMeter::start(plan.clone(), false));
         let devices = of_ranks.clone();
         shown.memory = Box::new(move || devices.memory_bytes());

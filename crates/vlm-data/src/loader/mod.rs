@@ -51,6 +51,8 @@ pub struct LoaderOptions {
     pub batch: BatchSize,
     /// The division into micro-batches. It does not affect the contents of a global batch.
     pub cut: Cut,
+    /// True to give each sample a micro-batch of its own.
+    pub is_alone: bool,
     /// The seed of the order. Together with the epoch's number, it determines the order of each
     /// epoch; `None` keeps the file order.
     pub seed: Option<u64>,
@@ -77,6 +79,7 @@ impl LoaderOptions {
         Self {
             batch,
             cut,
+            is_alone: false,
             seed: None,
             epochs: 1,
             rank: 0,
@@ -157,6 +160,8 @@ pub struct GlobalBatch {
     /// The micro-batches, which go through the model one by one; empty if this rank has no sample
     /// of the batch.
     pub micro_batches: Vec<MicroBatch>,
+    /// The records of the samples, in their order in the batch.
+    pub records: Vec<usize>,
     /// The number of trained labels in this rank's shard. A mean over tokens divides by its sum
     /// over all ranks.
     pub trained_tokens: usize,
@@ -186,6 +191,9 @@ pub struct Loader {
     held: Option<Made>,
     is_done: bool,
 }
+
+/// A sample with its record.
+type Recorded = (usize, TrainingSample);
 
 impl Loader {
     /// Starts the threads at a position, or at the start.
@@ -255,8 +263,9 @@ impl Loader {
         self.workers.waiting_share()
     }
 
-    /// The samples of this rank in the next batch, and the errors of skipped records.
-    fn samples(&mut self) -> Result<(Vec<TrainingSample>, Vec<VlmDataError>)> {
+    /// The samples of this rank in the next batch with their records, and the errors of skipped
+    /// ones.
+    fn samples(&mut self) -> Result<(Vec<Recorded>, Vec<VlmDataError>)> {
         let (mut samples, mut skipped) = (Vec::new(), Vec::new());
         let start = self.next;
         let mut end = self.records;
@@ -269,11 +278,12 @@ impl Loader {
         }
         let (mut tokens, mut count) = (0, 0);
         while own > 0 {
-            let Some((turn, sample)) = self.held.take().or_else(|| self.workers.take()) else {
+            let Some((turn, record, sample)) = self.held.take().or_else(|| self.workers.take())
+            else {
                 break;
             };
             if turn.epoch != start.epoch {
-                self.held = Some((turn, sample));
+                self.held = Some((turn, record, sample));
                 break;
             }
             let sample = match (sample, self.options.on_error) {
@@ -288,7 +298,7 @@ impl Loader {
             if let BatchSize::Tokens(most) = self.options.batch {
                 if count > 0 && tokens + sample.tokens() > most {
                     end = turn.before;
-                    self.held = Some((turn, Ok(sample)));
+                    self.held = Some((turn, record, Ok(sample)));
                     break;
                 }
                 tokens += sample.tokens();
@@ -297,7 +307,7 @@ impl Loader {
                     continue;
                 }
             }
-            samples.push(sample);
+            samples.push((record, sample));
             own -= 1;
         }
         self.next = match end == self.records {
@@ -316,12 +326,17 @@ impl Loader {
     fn batch(&mut self) -> Result<GlobalBatch> {
         let epoch = self.next.epoch;
         let (samples, skipped) = self.samples()?;
+        let (records, samples): (Vec<usize>, Vec<_>) = samples.into_iter().unzip();
         let tokens = samples.iter().map(TrainingSample::tokens).sum();
         let cut = self.options.cut;
         let lengths: Vec<usize> = samples.iter().map(|sample| sample.room(cut)).collect();
         // Each sample is freed as soon as it is copied.
         let mut samples: Vec<_> = samples.into_iter().map(Some).collect();
-        let micro_batches = cut.divide(&lengths).into_iter().map(|part| {
+        let parts = match self.options.is_alone {
+            true => (0..lengths.len()).map(|sample| vec![sample]).collect(),
+            false => cut.divide(&lengths),
+        };
+        let micro_batches = parts.into_iter().map(|part| {
             let part = part.into_iter().filter_map(|index| samples[index].take());
             MicroBatch::new(part.collect(), cut)
         });
@@ -329,6 +344,7 @@ impl Loader {
         Ok(GlobalBatch {
             trained_tokens: micro_batches.iter().map(|part| part.trained_tokens).sum(),
             micro_batches,
+            records,
             tokens,
             skipped,
             epoch,

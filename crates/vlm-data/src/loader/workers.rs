@@ -13,8 +13,8 @@ use crate::dataset::{DataSet, DataSetReader};
 use crate::sample::{SampleEncoder, TrainingSample};
 use crate::{Result, VlmDataError};
 
-/// A sample or its error, with its place in the order.
-pub(super) type Made = (Turn, Result<TrainingSample>);
+/// A sample or its error, with its place in the order and its record.
+pub(super) type Made = (Turn, usize, Result<TrainingSample>);
 
 /// The threads, which end when this is dropped.
 #[derive(Debug)]
@@ -106,7 +106,7 @@ impl Workers {
             }
             self.shared.changed.wait(&mut state);
         };
-        if let Some((_, sample)) = &made {
+        if let Some((_, _, sample)) = &made {
             state.taken += 1;
             state.bytes -= bytes(sample);
             self.shared.changed.notify_all();
@@ -156,7 +156,7 @@ impl Shared {
             });
             let mut state = self.state.lock();
             state.bytes += bytes(&sample);
-            state.made.insert(number, (turn, sample));
+            state.made.insert(number, (turn, record, sample));
             self.changed.notify_all();
         }
     }

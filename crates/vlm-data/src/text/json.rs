@@ -222,6 +222,13 @@ impl Style {
     }
 }
 
+/// One line, as `json.dumps` with `ensure_ascii=False`.
+impl std::fmt::Display for Json {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&dumps(self, &Style::new(None)))
+    }
+}
+
 /// Writes `value` as Python's `json.dumps` does.
 pub(crate) fn dumps(value: &Json, style: &Style) -> String {
     let mut out = String::new();

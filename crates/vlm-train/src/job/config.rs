@@ -10,7 +10,7 @@ use vlm_data::{BatchSize, Cut, HeldOut, LoaderOptions, OnError, Share};
 use vlm_models::VlmConfig;
 use vlm_models::rope_core::position_ids::Compatibility;
 
-use super::loss::LossOptions;
+use super::loss::{LossChoice, LossOptions};
 use super::parse::{above_0, count_in, seed};
 use super::parts::LayerRange;
 use super::records::{DataFile, Faulty, LabelOptions, RecordOptions, TooLong};
@@ -562,19 +562,25 @@ impl FinetuneConfig {
                  conversation; raise --micro-tokens"
             ));
         }
-        self.data.records.max_tokens = Some(most.unwrap_or(micro));
+        // A sampled answer follows the prompt.
+        let most_new = self.loss.policy().map_or(0, |policy| policy.max_new);
+        let room = micro.saturating_sub(most_new);
+        if room == 0 || most.is_some_and(|most| most > room) {
+            let most = most.map_or(String::new(), |most| format!(", --max-tokens {most}"));
+            return wrong(&format!(
+                "--micro-tokens {micro} holds at least one conversation and a sampled answer of \
+                 --max-new {most_new} tokens{most}; raise --micro-tokens"
+            ));
+        }
+        self.data.records.max_tokens = Some(most.unwrap_or(room));
         if optimizer.decay_steps.is_some() && optimizer.schedule != ScheduleChoice::Wsd {
             return wrong("--decay-steps is for --schedule wsd; leave it out");
         }
         if self.output.patience.is_some() && !self.validates() {
             return wrong("--patience needs validation data: --val or --split-validation");
         }
-        if self
-            .loss
-            .preference()
-            .map_err(VlmTrainError::Options)?
-            .is_some()
-        {
+        self.loss.check()?;
+        if self.loss.loss != LossChoice::Sft {
             for (is_given, option) in [
                 (
                     self.batch.loss_rule == RuleChoice::MicroBatches,
@@ -611,7 +617,7 @@ impl FinetuneConfig {
         if factor.is_some() && experts.is_none() {
             return wrong("--router-loss is for models with experts; leave it out");
         }
-        if factor.is_some() && self.loss.loss.0.is_some() {
+        if factor.is_some() && self.loss.loss != LossChoice::Sft {
             return wrong(
                 "--router-loss, or output_router_logits of config.json, is for --loss sft; give \
                  --router-loss 0",
@@ -713,7 +719,8 @@ impl FinetuneConfig {
             recompute: !self.batch.no_recompute,
             seed: optimizer.seed,
             router_loss: self.loss.router_loss,
-            preference: self.loss.preference().ok().flatten(),
+            preference: self.loss.preference(),
+            policy: self.loss.policy(),
         }
     }
 
@@ -725,6 +732,7 @@ impl FinetuneConfig {
             CutChoice::Padded => Cut::Padded { tokens },
         };
         LoaderOptions {
+            is_alone: self.loss.policy().is_some(),
             seed: Some(self.optimizer.seed),
             epochs: match self.batch.steps {
                 Some(_) => ENDLESS,

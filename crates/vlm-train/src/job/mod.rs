@@ -6,6 +6,7 @@ mod keys;
 mod loss;
 pub mod parse;
 mod parts;
+mod policy;
 mod records;
 mod team;
 mod weights;
@@ -18,6 +19,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use burn::tensor::Device;
+use vlm_data::text::Trained;
 use vlm_data::{BatchSize, DataSet, GlobalBatch, Loader, LoaderOptions, SampleEncoder};
 use vlm_models::{GenerationConfig, VlmConfig};
 
@@ -30,6 +32,7 @@ use self::data::{Files, RunData};
 pub use self::keys::in_options;
 pub use self::loss::{LossChoice, LossOptions};
 pub use self::parts::LayerRange;
+pub use self::policy::PolicyOptions;
 pub use self::records::{DataFile, Faulty, LabelOptions, RecordOptions, TooLong};
 pub use self::team::{HostTeam, Team};
 use crate::answer::{Questions, stop_tokens};
@@ -40,6 +43,7 @@ use crate::folder::RunFolder;
 use crate::plan::{MemoryPlan, MicroShape};
 use crate::ranks::{Collective, Rank, RankGroup};
 use crate::recipe::{Recipe, TrainedParts};
+use crate::rollout::Rollouts;
 use crate::run::{Batches, Checkpoints, Ending, Event, RunOptions, run};
 use crate::score::SameProof;
 use crate::shards::Sharding;
@@ -193,7 +197,16 @@ impl Finetune {
         let config = options.model()?;
         options.choose_router_loss(&config)?;
         let trained = options.choose(&config)?;
-        let samples = options.data.records.samples(Some(&options.data.labels));
+        let mut samples = options.data.records.samples(Some(&options.data.labels));
+        if options.loss.policy().is_some() {
+            if samples.encode.trained == Trained::Everything {
+                let text =
+                    "--train-turns everything is for answers that the data have; leave it out";
+                return Err(VlmTrainError::Options(text.to_owned()));
+            }
+            // The prompt ends where the last turn begins.
+            samples.encode.trained = Trained::LastTurn;
+        }
         let encoder = Arc::new(SampleEncoder::from_folder(&options.folder, samples)?);
         let files = Files::open(&options)?;
         Ok(Self {
@@ -427,6 +440,7 @@ impl Job {
         if out.resume {
             trainer = trainer.resume(&out.out, &self.identity)?;
         }
+        let rollouts = self.rollouts()?;
         watch.begins(&trainer, self.data.train.len());
         let is_first = loading.rank == 0;
         let validating = LoaderOptions {
@@ -465,6 +479,7 @@ impl Job {
                 keep: out.keep,
             },
             validation: self.data.validation.is_some().then_some(&validation),
+            rollouts: rollouts.as_ref(),
             patience: out.patience,
             questions: self.questions.as_ref(),
             validate_every: out.validate_every,
@@ -488,6 +503,23 @@ impl Job {
                 Ok(JobEnd::Elsewhere)
             }
         }
+    }
+
+    /// The rewards of sampled answers, if the loss is of them.
+    fn rollouts(&self) -> Result<Option<Rollouts>> {
+        let options = &self.options;
+        let reward = options.loss.rewarded()?;
+        let rollouts = reward.map(|reward| {
+            let config = GenerationConfig::from_folder(&options.folder)?;
+            let stop = stop_tokens(&config, &self.encoder);
+            let cut = options.loader_options().cut;
+            let RunData {
+                train, validation, ..
+            } = &self.data;
+            let (train, validation) = (train.clone(), validation.clone());
+            Rollouts::new(self.encoder.clone(), stop, &reward, cut, train, validation)
+        });
+        rollouts.transpose()
     }
 
     fn trainer(&self, device: &Device, in_parts: bool) -> Result<Trainer> {
@@ -534,6 +566,10 @@ impl Job {
     /// # Errors
     /// Those of the model, the data and the device.
     pub fn prove_cut(&self, device: &Device) -> Result<(usize, CutDifference)> {
+        if self.recipe.policy.is_some() {
+            let text = "--prove-cut is for losses of answers that the data have; leave it out";
+            return Err(VlmTrainError::Options(text.to_owned()));
+        }
         let trainer = self.trainer(device, false)?;
         let mut reader = self.data.train.reader();
         let mut samples = Vec::new();

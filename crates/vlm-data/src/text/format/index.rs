@@ -10,6 +10,7 @@ use plain_files::Fingerprint;
 use super::records::{Place, Records, State};
 use super::{Conversation, Conversations, FileOptions};
 use crate::text::error::{Result, TextError};
+use crate::text::json::Json;
 
 /// The offsets of a data file's records, 16 bytes of memory each. Each record is read from the file
 /// on request.
@@ -141,6 +142,25 @@ impl DataReader<'_> {
     /// was modified; [`TextError::Stream`] if the file cannot be read, or has no such record.
     pub fn read(&mut self, record: usize) -> Result<Conversation> {
         let index = self.index;
+        let folder = index.path.parent().unwrap_or(Path::new(""));
+        let (line, records) = self.from(record)?;
+        let found = Conversations::from_records(records, folder, &index.options).next();
+        found.unwrap_or_else(|| Err(gone(line)))
+    }
+
+    /// Reads a record as the object that it is in the file.
+    ///
+    /// # Errors
+    /// [`TextError::Record`] if it is no object; otherwise as [`read`](Self::read).
+    pub fn json(&mut self, record: usize) -> Result<Json> {
+        let (line, mut records) = self.from(record)?;
+        let found = records.next().unwrap_or_else(|| Err(gone(line)));
+        found.map(|(_, json)| json)
+    }
+
+    /// The line of a record, and the records from it on.
+    fn from(&mut self, record: usize) -> Result<(u64, Records<&mut dyn BufRead>)> {
+        let index = self.index;
         index.check(self.input.get_ref())?;
         let stream = |line, reason| TextError::Stream { line, reason };
         let Some(&place) = index.places.get(record) else {
@@ -156,11 +176,13 @@ impl DataReader<'_> {
         };
         let most = index.options.max_record_bytes;
         let input: &mut dyn BufRead = &mut self.input;
-        let records = Records::starting_at(input, most, place, state);
-        let folder = index.path.parent().unwrap_or(Path::new(""));
-        let found = Conversations::from_records(records, folder, &index.options).next();
-        found.unwrap_or_else(|| Err(stream(place.line, "the record is gone".to_owned())))
+        Ok((place.line, Records::starting_at(input, most, place, state)))
     }
+}
+
+fn gone(line: u64) -> TextError {
+    let reason = "the record is gone".to_owned();
+    TextError::Stream { line, reason }
 }
 
 impl Stamp {
