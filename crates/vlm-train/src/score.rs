@@ -144,13 +144,17 @@ impl Trainer {
                 let log_probability = choice.log_probabilities.map(|of| of.chosen);
                 generated[choice.row].extend(log_probability);
             })?;
-            let answered = prompts.iter().cloned().zip(&rows).map(|(mut sample, row)| {
-                let row = questions.before_media(row);
+            let answered = prompts.iter().zip(&rows).zip(generated);
+            let answered = answered.filter_map(|((prompt, row), generated)| {
+                let (mut sample, row) = (prompt.clone(), questions.before_media(row));
                 sample.text.input_ids.extend(row);
                 sample.text.labels.extend(row);
-                sample
+                (!row.is_empty()).then_some((sample, generated))
             });
-            let answered: Vec<TrainingSample> = answered.collect();
+            let (answered, generated): (Vec<TrainingSample>, Vec<_>) = answered.unzip();
+            if answered.is_empty() {
+                continue;
+            }
             let tokens = usize::MAX;
             let packed = MicroBatch::new(answered.clone(), Cut::Packed { tokens });
             let scores = score(&model, &packed.map_err(data_error)?)?;
