@@ -206,13 +206,14 @@ fn twenty_steps(family: &'static str) {
             ..job(family, recipe)
         };
         let divisions = [[2, 2], [4, 2], [4, 4], [8, 4], [8, 8]];
-        // Norms of Qwen3.5 drift apart in torch as well.
-        let [_, of_norms] = apart_in_torch(family, name, 20);
-        agree(
-            job,
-            &divisions,
-            [1e-6, f64::max(4e-6, 2.0 * of_norms), 1e-4],
-        );
+        // Qwen3.5, whose states amplify rounding, drifts apart in torch as well: here, four ranks
+        // with all experts are 5.3e-5 from one.
+        let [of_losses, of_norms] = apart_in_torch(family, name, 20);
+        let bounds = [
+            f64::max(1e-6, 4.0 * of_losses),
+            f64::max(4e-6, 4.0 * of_norms),
+        ];
+        agree(job, &divisions, [bounds[0], bounds[1], 1e-4]);
     }
 }
 
