@@ -100,8 +100,7 @@ mod tests {
         };
         let numbers = |x: Tensor<1>| -> Vec<f64> { x.into_data().iter().collect() };
         let step = 1e-5;
-        let functions: [(fn(Tensor<1>) -> Tensor<1>, _); 2] = [(gelu, true), (gelu_tanh, false)];
-        for (function, has_composed) in functions {
+        for (function, has_composed) in [(gelu as fn(_) -> _, true), (gelu_tanh, false)] {
             let [above, below] = [step, -step].map(|by| numbers(function(of(by, &device))));
             let x = of(0.0, &device.clone().autodiff()).require_grad();
             let slopes = x.grad(&function(x.clone()).sum().backward());

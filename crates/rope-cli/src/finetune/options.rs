@@ -31,7 +31,7 @@ pub(crate) struct FinetuneArgs {
     #[command(flatten, next_help_heading = "Devices")]
     pub(super) token: TokenArgs,
 
-    /// Number of hosts; run one command with the same options on each
+    /// Number of hosts, each of which runs this command
     #[arg(long, help_heading = "Devices", value_name = "N", default_value_t = 1, value_parser = count_in(1..=MOST_HOSTS))]
     #[arg(requires = "rendezvous")]
     pub(super) hosts: usize,
@@ -63,13 +63,12 @@ pub(crate) struct FinetuneArgs {
     #[arg(long, hide = true, conflicts_with = "shard")]
     shard_optimizer: bool,
 
-    /// Expert parallelism: number of devices that hold one copy of the experts of a model, each a
-    /// part of them. It divides the devices and the experts of a layer
+    /// Expert parallelism: devices that hold one copy of the experts, each a part of them
     #[arg(long, help_heading = "Devices", value_name = "N", default_value_t = 1, value_parser = count_in(1..=MOST_DIVIDING))]
     pub(super) expert_parallel: usize,
 
-    /// File of options, in TOML: names without dashes in front, such as micro-tokens = 2048; options
-    /// given here win. Each run writes its own, options.toml
+    /// File of options, in TOML, such as micro-tokens = 2048; options given here win. Each run
+    /// writes its own
     #[arg(long, help_heading = "Output", value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(super) options: Option<PathBuf>,
 
@@ -85,13 +84,12 @@ pub(crate) struct FinetuneArgs {
     #[arg(long, help_heading = "Dry runs", value_name = "GIB", requires = "plan", value_parser = above_0)]
     pub(super) memory: Option<f64>,
 
-    /// Dry run: compute one step with its batch divided in four ways, and print the largest
-    /// differences
+    /// Dry run: compute one step in four cuts, and print the largest differences
     #[arg(long, help_heading = "Dry runs")]
     pub(super) prove_cut: bool,
 
-    /// Dry run: answer the first batch of conversations, and print how many tokens have other
-    /// log-probabilities as they are generated, scored (`mrope score`) and trained on
+    /// Dry run: answer the first batch, and print how many tokens have other log-probabilities as
+    /// generated, scored and trained on
     #[arg(long, help_heading = "Dry runs", conflicts_with = "prove_cut")]
     pub(super) prove_same: bool,
 

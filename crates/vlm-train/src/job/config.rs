@@ -102,7 +102,7 @@ pub struct DataOptions {
     /// Labels.
     pub labels: LabelOptions,
 
-    /// Part of a record that is read before step 1: pixels find damage, headers are faster
+    /// Part of a record that is read before step 1; headers are faster
     #[arg(long, value_enum, default_value_t = SurveyDepth::Pixels)]
     #[serde(skip)]
     pub survey: SurveyDepth,
@@ -163,8 +163,8 @@ pub struct TrainedOptions {
     #[arg(conflicts_with_all = ["rank", "alpha", "dropout", "rslora", "targets", "adapter", "full_parts"])]
     pub full: bool,
 
-    /// Parts of the model to train, comma-separated: vision tower, merger (projector), decoder
-    /// [default: decoder]
+    /// Trained parts, comma-separated: vision tower, merger (projector), decoder [default:
+    /// decoder]
     #[arg(long, value_enum, value_delimiter = ',')]
     pub parts: Vec<PartChoice>,
 
@@ -236,7 +236,7 @@ pub struct OptimizerOptions {
     #[arg(long, value_name = "RATE")]
     pub tower_rate: Option<f64>,
 
-    /// Learning rate of the merger (projector) [default: --learning-rate]
+    /// Rate of the merger (projector) [default: --learning-rate]
     #[arg(long, alias = "projector-rate", value_name = "RATE")]
     pub merger_rate: Option<f64>,
 
@@ -254,7 +254,7 @@ pub struct OptimizerOptions {
     #[serde(skip)]
     pub warmup_steps: Option<usize>,
 
-    /// Steps of linear decay at the end, for --schedule wsd [default: a tenth of the steps]
+    /// Steps of the decay of --schedule wsd [default: a tenth of all]
     #[arg(long, value_name = "STEPS")]
     #[serde(skip)]
     pub decay_steps: Option<usize>,
@@ -263,11 +263,11 @@ pub struct OptimizerOptions {
     #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = share)]
     pub least_rate: f64,
 
-    /// Decay of the optimizer's two moments per step
+    /// Decay of both moments per step
     #[arg(long, num_args = 2, value_names = ["FIRST", "SECOND"], default_values_t = [0.9, 0.999])]
     pub betas: Vec<f64>,
 
-    /// Number added to the square root of the second moment
+    /// Number added to the root of the second moment
     #[arg(long, default_value_t = 1e-8)]
     pub epsilon: f64,
 
@@ -279,7 +279,7 @@ pub struct OptimizerOptions {
     #[arg(long, default_value_t = 1.0)]
     pub max_norm: f64,
 
-    /// Type of weights and activations; adapters, master weights and moments are f32
+    /// Type of weights and activations; adapters stay in f32
     #[arg(long, value_enum, default_value_t = Precision::F32)]
     pub precision: Precision,
 
@@ -313,7 +313,7 @@ pub struct OutputOptions {
     #[serde(skip)]
     pub checkpoint_every: usize,
 
-    /// Also save a checkpoint every MINUTES minutes, and the first one after half a minute
+    /// Also save one every MINUTES minutes
     #[arg(long, value_name = "MINUTES", default_value_t = 10.0, value_parser = above_0)]
     #[serde(skip)]
     pub checkpoint_minutes: f64,
@@ -334,8 +334,8 @@ pub struct OutputOptions {
     #[serde(skip)]
     pub patience: Option<usize>,
 
-    /// Generate answers to the first NUMBER conversations (of the validation data if there are any):
-    /// before step 1, after each validation and at the end
+    /// Answer the first NUMBER conversations (of the validation data if there are any) before step
+    /// 1, after each validation and at the end
     #[arg(long, value_name = "NUMBER", default_value_t = 0)]
     #[arg(value_parser = count_in(0..=1000))]
     #[serde(skip)]
@@ -425,8 +425,8 @@ pub enum Version {
 #[derive(Args, Clone, Copy, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct PositionRule {
-    /// Rule of position ids: as designed, or as a release of transformers computes them, which
-    /// differs after a video, to continue a run of that release
+    /// Rule of position ids: as designed, or that of a release of transformers, to continue its
+    /// runs
     #[arg(long, value_enum, default_value_t = Version::Default)]
     position_rule: Version,
 }

@@ -24,15 +24,14 @@ pub struct LossOptions {
     #[serde(serialize_with = "name_of", skip_serializing_if = "LossChoice::is_sft")]
     pub loss: LossChoice,
 
-    /// Factor on the auxiliary loss of the routers of experts, over the whole batch; 0: none, which
-    /// saves a forward pass [default: router_aux_loss_coef of a config.json with
-    /// output_router_logits, otherwise 0]
+    /// Factor on the auxiliary loss of routers; 0 saves a forward pass [default: as config.json
+    /// says, or 0]
     #[arg(long, value_name = "FACTOR", value_parser = at_least_0)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub router_loss: Option<f64>,
 
-    /// Strength of the preference: the factor on its rewards [default: 0.1]. With rewards, the factor
-    /// on the divergence from the reference [default: 0, which needs none]
+    /// Factor on the rewards of preferences [default: 0.1], or on the divergence from the reference
+    /// [default: 0]
     #[arg(long, value_name = "NUMBER", value_parser = at_least_0)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub beta: Option<f64>,

@@ -16,15 +16,14 @@ const TOLERANCE: f64 = 1e-6;
 #[derive(Args, Clone, Debug, Default, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct PolicyOptions {
-    /// Reward of an answer: exact (equal to the data's), number (its last number is the data's) or
-    /// boxes (their overlap)
+    /// Reward: the answer equals the data's, its last number does, or the overlap of boxes
     #[arg(long, value_parser = one_of(&RewardRule::ALL, RewardRule::name))]
     #[arg(conflicts_with = "reward_command")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reward: Option<RewardRule>,
 
-    /// Command, started once by a shell, that rewards answers: it reads a JSON object per line (the
-    /// record's keys, prompt, completion, answer) and writes a number per line
+    /// Command, started once by a shell, that reads an answer per line, as JSON, and writes a
+    /// number per line
     #[arg(long, value_name = "COMMAND")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reward_command: Option<String>,
@@ -59,12 +58,12 @@ pub struct PolicyOptions {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub updates: Option<usize>,
 
-    /// How far below and above 1 a token's ratio of probabilities counts [default: 0.2 0.2]
+    /// How far a ratio of probabilities counts [default: 0.2 0.2]
     #[arg(long, num_args = 2, value_names = ["BELOW", "ABOVE"])]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub clip: Vec<f64>,
 
-    /// Deviation by which rewards above the mean of their group are divided [default: group]
+    /// Deviation that divides a reward [default: group]
     #[arg(long, value_name = "OF", value_parser = one_of(&RewardScale::ALL, RewardScale::name))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scale_rewards: Option<RewardScale>,

@@ -35,12 +35,12 @@ pub struct RecordOptions {
     #[arg(long, value_enum, default_value_t = TooLong::Refuse)]
     pub too_long: TooLong,
 
-    /// Treatment of records that give no sample, such as those with damaged pictures
+    /// Treatment of records that give no sample
     #[arg(long, value_enum, default_value_t = Faulty::Stop)]
     #[serde(skip)]
     pub on_error: Faulty,
 
-    /// Read a truncated JPEG as far as it goes, as Pillow with LOAD_TRUNCATED_IMAGES
+    /// Read truncated JPEGs as far as they go, as Pillow can
     #[arg(long)]
     pub allow_truncated: bool,
 
