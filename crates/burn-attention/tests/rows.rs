@@ -7,7 +7,8 @@ use burn_attention::{
 
 use crate::numbers;
 
-const DTYPES: [DType; 4] = [DType::F64, DType::F32, DType::BF16, DType::F16];
+/// Not f16: gemm rounds its sums in between, elsewhere for few rows.
+const DTYPES: [DType; 3] = [DType::F64, DType::F32, DType::BF16];
 
 fn tensor<const D: usize>(seed: u64, shape: [usize; D], dtype: DType) -> Tensor<D> {
     let data = TensorData::new(numbers(seed, shape.iter().product(), dtype), shape);

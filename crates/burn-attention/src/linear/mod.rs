@@ -34,7 +34,7 @@ burn_fused::reaches!(Flex: cfg(all(feature = "flex", target_arch = "x86_64")));
 /// # Numerics
 /// 16-bit tensors are computed in f32. The sum of the product and the adapter's term is rounded
 /// once. The kernel rounds the whole output once, and treats bf16 elements below 1.2e-38 as 0. On
-/// the CPU, the bits of a row do not depend on the other rows.
+/// the CPU, but for f16, the bits of a row do not depend on the other rows.
 ///
 /// # Memory
 /// With the kernel, the autodiff graph keeps x if weight or adapter are tracked, and nothing in

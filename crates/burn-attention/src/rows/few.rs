@@ -11,12 +11,28 @@ use burn_fused::zeros;
 use half::bf16;
 use rayon::prelude::*;
 
-use super::stretch;
+use super::{SMALL_SIDE, STRETCH};
 
 /// Outputs of a task.
 const COLUMNS: usize = 64;
 /// Rows whose sums are in registers together.
 const ROWS: usize = 4;
+/// Up to these rows, and below these outputs, this kernel is faster than gemm.
+const FEW_ROWS: usize = 16;
+const FEW_OUTPUTS: usize = 16;
+/// Up to these inputs, gemm's sums depend on where the matrices lie in memory.
+const FEW_INPUTS: usize = 2;
+
+/// True for a product with few rows, inputs or outputs.
+pub(super) fn is_better(rows: usize, [inputs, outputs]: [usize; 2]) -> bool {
+    let is_small = rows.max(outputs) <= SMALL_SIDE;
+    is_small || rows <= FEW_ROWS || inputs <= FEW_INPUTS || outputs < FEW_OUTPUTS
+}
+
+/// The inputs of one sum, but for the last.
+fn stretch(inputs: usize) -> usize {
+    inputs.div_ceil(inputs.div_ceil(STRETCH).max(1)).max(1)
+}
 
 /// The product of matrices of f32 or bf16, or `None` for other types, and for processors without
 /// fused multiply-adds.

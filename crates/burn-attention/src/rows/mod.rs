@@ -45,21 +45,8 @@ impl<B: ProductOps, C: CheckpointStrategy> ProductOps for Autodiff<B, C> {}
 const SMALL_PRODUCT: usize = 256;
 /// Up to these rows and outputs, its stretches have other lengths.
 const SMALL_SIDE: usize = 64;
-/// Up to these rows, and to these outputs, the kernel is faster.
-const FEW_ROWS: usize = 16;
-const FEW_OUTPUTS: usize = 16;
 /// The longest stretch of inputs of one sum.
 const STRETCH: usize = 512;
-
-/// True if a product has few rows or outputs.
-fn is_small(rows: usize, outputs: usize) -> bool {
-    rows <= FEW_ROWS || outputs < FEW_OUTPUTS || rows.max(outputs) <= SMALL_SIDE
-}
-
-/// The inputs of one sum, but for the last.
-fn stretch(inputs: usize) -> usize {
-    inputs.div_ceil(inputs.div_ceil(STRETCH).max(1)).max(1)
-}
 
 /// The fewest rows with which gemm adds as with many.
 pub(crate) fn fewest([inputs, outputs]: [usize; 2]) -> usize {
@@ -85,13 +72,13 @@ pub(crate) fn is_cpu<D: 'static>(device: &D) -> bool {
 /// # Shapes
 /// - x: `[rows, inputs]`; weight: `[inputs, outputs]`; out: `[rows, outputs]`
 pub(crate) fn product<B: Backend>(x: FloatTensor<B>, weight: FloatTensor<B>) -> FloatTensor<B> {
-    let ([rows, inputs], sizes @ [_, outputs]) = (x.shape().dims(), weight.shape().dims());
+    let ([rows, inputs], sizes) = (x.shape().dims(), weight.shape().dims());
     // gemm rounds f16 after each stretch.
     if rows == 0 || x.dtype() == DType::F16 || !is_cpu(&x.device()) {
         return B::float_matmul(x, weight);
     }
     #[cfg(feature = "flex")]
-    if is_small(rows, outputs) {
+    if few::is_better(rows, sizes) {
         let pair: [&dyn Any; 2] = [&x, &weight];
         if let [Some(x), Some(weight)] = pair.map(<dyn Any>::downcast_ref)
             && let Some(out) = few::product(x, weight)
