@@ -8,7 +8,7 @@ use std::time::Instant;
 use clap::{Args, ValueHint};
 use serde_json::json;
 use vlm_data::text::{Answers, Conversation, Conversations, FileOptions, Message, Role};
-use vlm_data::{MicroBatch, SampleEncoder, TrainingSample};
+use vlm_data::{Cut, MicroBatch, SampleEncoder, TrainingSample};
 use vlm_models::{GenerateOptions, GenerationConfig, Sampling, Vlm};
 use vlm_train::{AnswerStream, answer_text, before_stop, last_answer, stop_tokens};
 
@@ -266,7 +266,9 @@ fn answer(
 ) -> Result<(), Box<dyn Error>> {
     let tokenizer = encoder.text().tokenizer();
     let samples = questions.iter().map(|question| question.sample.clone());
-    let micro = MicroBatch::of_prompts(samples.collect())?;
+    // All are one batch, however long.
+    let tokens = usize::MAX;
+    let micro = MicroBatch::new(samples.collect(), Cut::Padded { tokens })?.padded_left();
     let batch = model.batch(&vlm_train::inputs(&micro, &model.device()))?;
     let mut options = options.clone();
     if let Some(sampling) = &mut options.sampling {

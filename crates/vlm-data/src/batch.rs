@@ -186,22 +186,17 @@ impl MicroBatch {
         Ok(batch)
     }
 
-    /// Joins prompts in rows that a generator continues, padded on the left: a row's answer follows
-    /// its prompt as in training.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new).
-    pub fn of_prompts(samples: Vec<TrainingSample>) -> Result<Self> {
-        let tokens = usize::MAX;
-        let mut batch = Self::new(samples, Cut::Padded { tokens })?;
+    /// Moves the padding of rows to the left, for prompts that a generator continues: an answer
+    /// follows its prompt as in training. For a batch without pairs.
+    pub fn padded_left(mut self) -> Self {
         if let SampleRows::Padded {
             rows,
             attention_mask,
-        } = &mut batch.rows
+        } = &mut self.rows
         {
             let len = attention_mask.len() / *rows;
-            let ids = batch.input_ids.chunks_exact_mut(len);
-            let rows = ids.zip(batch.labels.chunks_exact_mut(len));
+            let ids = self.input_ids.chunks_exact_mut(len);
+            let rows = ids.zip(self.labels.chunks_exact_mut(len));
             for ((ids, labels), mask) in rows.zip(attention_mask.chunks_exact_mut(len)) {
                 let padding = mask.iter().filter(|attended| !**attended).count();
                 ids.rotate_right(padding);
@@ -209,7 +204,7 @@ impl MicroBatch {
                 mask.rotate_right(padding);
             }
         }
-        Ok(batch)
+        self
     }
 
     /// Adds a sequence of a sample.

@@ -187,7 +187,7 @@ impl Rollouts {
             let next = &rows[first..first + self.room(&prompts, &rows[first..], policy.max_new)];
             let samples = next.iter().map(|row| (*row, answered(prompts[*row], &[])));
             let cut = Cut::Padded { tokens: usize::MAX };
-            let micro = joined(samples.collect(), &prompts, cut, trainer.steps + 1)?;
+            let micro = joined(samples.collect(), &prompts, cut, trainer.steps + 1)?.padded_left();
             let batch = model.batch(&inputs(&micro, &model.device()))?;
             // A row's numbers depend on its place among those of all ranks.
             let place =

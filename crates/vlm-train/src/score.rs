@@ -131,7 +131,7 @@ impl Trainer {
         let model = self.model.valid();
         let mut proof = SameProof::default();
         for prompts in prompts.chunks(AT_ONCE) {
-            let micro = MicroBatch::of_prompts(prompts.to_vec()).map_err(data_error)?;
+            let micro = padded(prompts.to_vec())?.padded_left();
             let batch = model.batch(&inputs(&micro, &model.device()))?;
             let options = GenerateOptions {
                 count: MOST,
