@@ -79,7 +79,7 @@ const PADDED: [bool; 38] = {
 };
 
 #[rustfmt::skip]
-const CASES: [Case; 24] = [
+const CASES: [Case; 25] = [
     PLAIN,
     Case { name: "causal", rules: CAUSAL, ..PLAIN },
     Case { name: "causal, tokens first", rules: CAUSAL, swapped: true, ..PLAIN },
@@ -104,6 +104,7 @@ const CASES: [Case; 24] = [
     Case { name: "padding, causal", rules: MaskRules { attended: Some(&PADDED), ..CAUSAL }, ..PLAIN },
     Case { name: "a bias", bias: Some([2, 4, 19, 19]), rules: CAUSAL, ..PLAIN },
     Case { name: "a shared bias", bias: Some([1, 1, 19, 19]), rules: packed(&[0, 4, 8, 19], false), ..PLAIN },
+    Case { name: "a window ahead", rules: windowed(0, 4, false), ..PLAIN },
 ];
 
 /// Biases that are shared in other ways.

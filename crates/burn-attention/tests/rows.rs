@@ -64,6 +64,29 @@ fn products_have_the_rows_of_larger_ones() {
     }
 }
 
+/// A trainer computes what a generator does.
+#[test]
+fn products_with_gradients_have_the_bits_of_those_without() {
+    for dtype in [DType::F32, DType::BF16] {
+        for inputs in [3, 64, 896] {
+            for outputs in [1, 2, 15, 24, 65] {
+                for rows in [1, 2, 17, 64, 65, 300] {
+                    let x = tensor(1, [rows, inputs], dtype);
+                    let weight = tensor(2, [outputs, inputs], dtype).transpose();
+                    let plain = linear(x.clone(), weight.clone(), None, None).expect("it fits");
+                    let [x, weight] = [x, weight].map(Tensor::from_inner);
+                    let tracked = linear(x.require_grad(), weight, None, None).expect("it fits");
+                    assert_eq!(
+                        tracked.inner().into_data().bytes()[..],
+                        plain.into_data().bytes()[..],
+                        "{dtype:?}, {rows} rows, {inputs} to {outputs}"
+                    );
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn products_with_adapters_and_of_groups_have_the_rows_of_larger_ones() {
     for dtype in [DType::F32, DType::BF16] {

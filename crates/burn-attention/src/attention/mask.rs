@@ -367,33 +367,35 @@ impl AttentionMask {
         start as usize..end as usize
     }
 
-    /// Divides queries by sequence; the first key of each that is no padding, and the least range
-    /// of such keys that holds all that its queries see, if there are any.
+    /// Divides queries by sequence: the first key of each that is no padding, and the least range
+    /// of such keys that holds all that its queries see, if there are any. From the first key to
+    /// the end of the range, no two have a key in common.
     #[cfg(any(feature = "flex", test))]
-    pub(crate) fn hulls(
-        &self,
-        sample: usize,
-        queries: Range<usize>,
-    ) -> impl Iterator<Item = (usize, Range<usize>)> {
-        let attended = self.attended(sample);
-        let end = queries.end;
+    pub(crate) fn hulls(&self, sample: usize, queries: Range<usize>) -> Vec<(usize, Range<usize>)> {
+        let mut hulls = Vec::new();
         let mut first = queries.start;
-        std::iter::from_fn(move || {
-            let origin = *self.origins[..end].get(first)?;
-            let own = self.origins[first..end]
-                .iter()
-                .take_while(|x| **x == origin);
-            let queries = first..first + own.count();
-            first = queries.end;
-            let padding = attended.map_or(0, |attended| {
-                let flags = attended[origin as usize..].iter();
+        for own in self.origins[queries].chunk_by(|a, b| a == b) {
+            let hull = self.hull(first..first + own.len());
+            first += own.len();
+            // Spans need not be those of sequences.
+            let origin = hull.start.min(own[0] as usize);
+            let padding = self.attended(sample).map_or(0, |attended| {
+                let flags = attended[origin..].iter();
                 flags.take_while(|attended| !**attended).count()
             });
-            let origin = origin as usize + padding;
-            let hull = self.hull(queries);
-            Some((origin, hull.start.max(origin)..hull.end))
-        })
-        .filter(|(_, hull)| !hull.is_empty())
+            let origin = origin + padding;
+            hulls.push((origin, hull.start.max(origin)..hull.end));
+        }
+        hulls.retain(|(_, hull)| !hull.is_empty());
+        hulls.sort_by_key(|(origin, _)| *origin);
+        hulls.dedup_by(|(origin, next), (_, hull)| {
+            let meets = *origin < hull.end;
+            if meets {
+                *hull = hull.start.min(next.start)..hull.end.max(next.end);
+            }
+            meets
+        });
+        hulls
     }
 
     /// The least range that holds what any of the queries sees.
@@ -604,6 +606,52 @@ mod tests {
             }
         }
         assert!(unseen > 10 && blind > 1, "{unseen}, {blind}");
+    }
+
+    /// Whatever the spans, one hull of a tile, from its origin on, holds a key that a query sees.
+    #[test]
+    fn hulls_hold_all_that_is_seen() {
+        let mut state = 7_u32;
+        let mut next = |bound: usize| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 16) as usize % bound
+        };
+        let mut seen = 0;
+        for _ in 0..500 {
+            let (queries, keys) = (1 + next(9), 1 + next(9));
+            let spans: Arc<[Span]> = (0..queries)
+                .map(|_| {
+                    let (a, b) = (next(keys + 1), next(keys + 1));
+                    Span {
+                        start: a.min(b) as u32,
+                        end: a.max(b) as u32,
+                    }
+                })
+                .collect();
+            let attended: Vec<bool> = (0..keys).map(|_| next(3) > 0).collect();
+            let mask = AttentionMask::of(keys, spans, Some(attended.into()));
+            let (first, last) = (next(queries), next(queries));
+            let tile = first.min(last)..first.max(last) + 1;
+            let hulls = mask.hulls(0, tile.clone());
+            for query in tile {
+                for key in (0..keys).filter(|key| mask.sees(0, query, *key)) {
+                    seen += 1;
+                    let places = hulls
+                        .iter()
+                        .map(|(origin, hull)| [*origin, hull.start, hull.end]);
+                    let of_tile = |[origin, start, end]: &[usize; 3]| {
+                        assert!(origin <= start, "{mask:?}");
+                        (*origin..*end).contains(&key)
+                    };
+                    let holding: Vec<_> = places.filter(of_tile).collect();
+                    assert!(
+                        holding.len() == 1 && holding[0][1] <= key,
+                        "{mask:?}: {query} sees {key}, {holding:?}"
+                    );
+                }
+            }
+        }
+        assert!(seen > 500, "{seen}");
     }
 
     #[test]

@@ -1,8 +1,10 @@
 //! Products with few rows or outputs on burn's CPU backend, in gemm's order of additions.
 //!
 //! An element of the output is a sum of sums: over each stretch of inputs, a chain of fused
-//! multiply-adds in the order of the inputs. A task computes all rows of some outputs, whose part of
-//! the weight it packs first.
+//! multiply-adds in the order of the inputs. A task computes some outputs of some rows; for more than
+//! a few rows it packs their part of the weight first.
+
+use std::borrow::Cow;
 
 use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
@@ -13,8 +15,9 @@ use rayon::prelude::*;
 
 use super::{SMALL_SIDE, STRETCH};
 
-/// Outputs of a task.
+/// Outputs and rows of a task.
 const COLUMNS: usize = 64;
+const TASK_ROWS: usize = 256;
 /// Rows whose sums are in registers together.
 const ROWS: usize = 4;
 /// Up to these rows, and below these outputs, this kernel is faster than gemm.
@@ -56,6 +59,10 @@ trait Number: burn::backend::Element + bytemuck::Pod + Send + Sync {
     fn widen(self) -> f32;
     fn round(sum: f32) -> Self;
 
+    fn widened(x: &[Self]) -> Cow<'_, [f32]> {
+        x.iter().map(|x| x.widen()).collect()
+    }
+
     /// Writes eight rows of eight elements as columns, in rows of [`COLUMNS`].
     fn transpose(block: [&[Self]; SIDE], to: &mut [f32]) {
         for (column, row) in block.into_iter().enumerate() {
@@ -84,6 +91,10 @@ impl Number for f32 {
 
     fn round(sum: f32) -> Self {
         sum
+    }
+
+    fn widened(x: &[Self]) -> Cow<'_, [f32]> {
+        Cow::Borrowed(x)
     }
 
     #[cfg(target_arch = "x86_64")]
@@ -127,7 +138,6 @@ fn computed<E: Number>(x: &FlexTensor, weight: &FlexTensor) -> FlexTensor {
     let [_, outputs] = weight.shape().dims();
     let x = x.to_contiguous();
     let x = &x.storage::<E>()[x.layout().start_offset()..][..rows * inputs];
-    let x: Vec<f32> = x.iter().map(|x| x.widen()).collect();
     let is_readable = |strides: &[isize]| strides[0].min(strides[1]) == 1;
     let weight = match is_readable(weight.layout().strides()) {
         true => weight.clone(),
@@ -138,22 +148,25 @@ fn computed<E: Number>(x: &FlexTensor, weight: &FlexTensor) -> FlexTensor {
         data: &weight.storage::<E>()[weight.layout().start_offset()..],
         strides: [strides[0].unsigned_abs(), strides[1].unsigned_abs()],
     };
-    let blocks: Vec<Vec<f32>> = (0..outputs.div_ceil(COLUMNS))
-        .into_par_iter()
-        .map(|block| {
-            let first = block * COLUMNS;
-            let columns = COLUMNS.min(outputs - first);
-            sums(&x, [rows, inputs], &weight, first, columns)
-        })
-        .collect();
     let mut out = zeros(Shape::new([rows, outputs]), E::dtype());
-    for (row, out) in out.storage_mut::<E>().chunks_exact_mut(outputs).enumerate() {
-        for (out, sums) in out.chunks_mut(COLUMNS).zip(&blocks) {
-            for (out, sum) in out.iter_mut().zip(&sums[row * COLUMNS..]) {
-                *out = E::round(*sum);
+    let outs = out.storage_mut::<E>().par_chunks_mut(TASK_ROWS * outputs);
+    outs.zip(x.par_chunks(TASK_ROWS * inputs))
+        .for_each(|(out, x)| {
+            let (x, rows) = (E::widened(x), out.len() / outputs);
+            let starts = (0..outputs).into_par_iter().step_by(COLUMNS);
+            let blocks = starts.map(|first| {
+                let columns = COLUMNS.min(outputs - first);
+                sums(&x, [rows, inputs], &weight, first, columns)
+            });
+            let blocks: Vec<Vec<f32>> = blocks.collect();
+            for (row, out) in out.chunks_exact_mut(outputs).enumerate() {
+                for (out, sums) in out.chunks_mut(COLUMNS).zip(&blocks) {
+                    for (out, sum) in out.iter_mut().zip(&sums[row * COLUMNS..]) {
+                        *out = E::round(*sum);
+                    }
+                }
             }
-        }
-    }
+        });
     out
 }
 

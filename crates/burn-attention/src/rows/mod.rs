@@ -73,8 +73,9 @@ pub(crate) fn is_cpu<D: 'static>(device: &D) -> bool {
 /// - x: `[rows, inputs]`; weight: `[inputs, outputs]`; out: `[rows, outputs]`
 pub(crate) fn product<B: Backend>(x: FloatTensor<B>, weight: FloatTensor<B>) -> FloatTensor<B> {
     let ([rows, inputs], sizes) = (x.shape().dims(), weight.shape().dims());
+    let is_empty = rows * inputs * sizes[1] == 0;
     // gemm rounds f16 after each stretch.
-    if rows == 0 || x.dtype() == DType::F16 || !is_cpu(&x.device()) {
+    if is_empty || x.dtype() == DType::F16 || !is_cpu(&x.device()) {
         return B::float_matmul(x, weight);
     }
     #[cfg(feature = "flex")]
@@ -87,11 +88,23 @@ pub(crate) fn product<B: Backend>(x: FloatTensor<B>, weight: FloatTensor<B>) -> 
             return *out;
         }
     }
-    let missing = fewest(sizes).saturating_sub(rows);
-    if missing == 0 {
-        return B::float_matmul(x, weight);
+    let [_, outputs] = sizes;
+    // One output would be a product of a matrix and a vector, which adds in another order.
+    let (x, weight) = (
+        with_zeros::<B>(x, 0, fewest([inputs, outputs.max(2)])),
+        with_zeros::<B>(weight, 1, 2),
+    );
+    let out = slice::<B>(B::float_matmul(x, weight), 0, 0..rows);
+    slice::<B>(out, 1, 0..outputs)
+}
+
+/// A matrix with zeros at the end of a dimension, to at least a size.
+fn with_zeros<B: Backend>(x: FloatTensor<B>, dim: usize, least: usize) -> FloatTensor<B> {
+    let mut shape: [usize; 2] = x.shape().dims();
+    if shape[dim] >= least {
+        return x;
     }
-    let zeros = B::float_zeros(Shape::new([missing, inputs]), &x.device(), x.dtype().into());
-    let out = B::float_matmul(B::float_cat(vec![x, zeros], 0), weight);
-    slice::<B>(out, 0, 0..rows)
+    shape[dim] = least - shape[dim];
+    let zeros = B::float_zeros(Shape::new(shape), &x.device(), x.dtype().into());
+    B::float_cat(vec![x, zeros], dim)
 }

@@ -250,7 +250,7 @@ impl<E: Number> Problem<'_, E> {
         sample: usize,
         queries: &Range<usize>,
     ) -> impl Iterator<Item = Range<usize>> {
-        let hulls = self.mask.hulls(sample, queries.clone());
+        let hulls = self.mask.hulls(sample, queries.clone()).into_iter();
         hulls.flat_map(|(origin, hull)| {
             let hidden = (hull.start - origin) / COLUMNS * COLUMNS;
             tiles(origin + hidden..hull.end, COLUMNS)
