@@ -79,7 +79,7 @@ fn right_answers(out: &Path) -> [usize; 2] {
     [counts[0], counts[counts.len() - 1]]
 }
 
-/// The commands of docs/finetune.md and docs/preferences.md.
+/// The commands of docs/finetune.md and docs/rewards.md.
 #[test]
 #[ignore = "minutes: a part of `cargo xtask deep training`"]
 fn the_example_learns_from_rewards() {

@@ -377,7 +377,15 @@ fn divisions_of_experts_that_a_run_cannot_have_are_refused() {
             "--device cpu --device cpu --device cpu --expert-parallel 3",
             "the 8 experts of a layer",
         ),
-        (&format!("{two} --shard all"), "leave out --shard"),
+        (&format!("{two} --shard all"), "does not go with --shard"),
+        (
+            &format!("{two} --loss dpo"),
+            "a loss of preferences or rewards",
+        ),
+        (
+            &format!("{two} --loss grpo --reward exact"),
+            "a loss of preferences or rewards",
+        ),
         (&format!("{two} --no-recompute"), "leave out --no-recompute"),
         (&format!("{two} --samples 2"), "which --samples needs"),
         (

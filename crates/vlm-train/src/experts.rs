@@ -51,17 +51,17 @@ impl ExpertDivision {
             }
         }
         if self.sharding > Sharding::None {
-            return refused("shards nothing else; leave out --shard".to_owned());
+            return refused("does not go with --shard; leave one of them out".to_owned());
         }
         if !recipe.recompute {
             return refused(
                 "computes activations again, layer by layer; leave out --no-recompute".to_owned(),
             );
         }
-        if recipe.preference.is_some() {
+        // Devices compute references and answers alone.
+        if recipe.preference.is_some() || recipe.policy.is_some() {
             return refused(
-                "has no loss of preferences, whose reference is computed by each device alone; \
-                 leave it out"
+                "does not go with a loss of preferences or rewards; leave one of them out"
                     .to_owned(),
             );
         }
@@ -161,15 +161,14 @@ impl ExpertRanks {
         let replicas = || (self.rank % self.size..self.ranks).step_by(self.size);
         let counts = self.counts(|_| part, replicas());
         let counts = [&counts[..], &counts[..]];
-        let parts = peers
-            .collective
-            .all_to_all(Tensor::cat(vec![own, rest], 0), counts)?;
-        let sum = parts.reshape([groups, part]);
-        let mut sums = (0..groups).map(|group| sum.clone().narrow(0, group, 1));
-        let first = sums
-            .next()
-            .unwrap_or_else(|| unreachable!("several groups"));
-        let sum = sums.fold(first, |sum, next| sum + next);
+        // The parts are dropped before the sum is repeated.
+        let sum = {
+            let parts = Tensor::cat(vec![own, rest], 0);
+            let parts = peers.collective.all_to_all(parts, counts)?;
+            let parts = parts.reshape([groups, part]);
+            let later = (1..groups).map(|group| parts.clone().narrow(0, group, 1));
+            later.fold(parts.clone().narrow(0, 0, 1), |sum, next| sum + next)
+        };
         let all = sum.repeat_dim(0, groups).reshape([part * groups]);
         let all = peers.collective.all_to_all(all, counts)?;
         Ok(all.slice(0..elements))
@@ -205,16 +204,15 @@ impl ExpertRanks {
         all.map_err(|error| error.to_string())
     }
 
-    /// Sums a number of each rank over the ranks of one group, the same for all.
+    /// Sums a number of each rank over the ranks of its group. Groups have the same sums, unless
+    /// their experts differ.
     ///
     /// # Errors
     /// [`VlmTrainError::Rank`]
     pub(crate) fn add(&self, peers: &Peers, own: f64) -> Result<f64> {
         let all = peers.rank.exchange_numbers([own.to_bits()])?;
-        Ok(all[..self.size]
-            .iter()
-            .map(|[bits]| f64::from_bits(*bits))
-            .sum())
+        let own = self.group().map(|rank| f64::from_bits(all[rank][0]));
+        Ok(own.sum())
     }
 }
 
@@ -359,14 +357,20 @@ impl<'a> ExpertExchange<'a> {
 
     /// The rows of each expert on each rank.
     fn counts_of_all(&self, own: &[usize]) -> Result<Vec<Vec<usize>>> {
+        /// More than a rank has in a micro-batch.
+        const MOST_ROWS: u64 = 1 << 28;
         let said = own.iter().flat_map(|count| (*count as u64).to_le_bytes());
         let all = self.peers.rank.exchange(said.collect())?;
         let read = |(rank, said): (usize, &Vec<u8>)| match said.as_chunks::<8>() {
             (counts, []) if counts.len() == own.len() => {
-                let counts = counts
-                    .iter()
-                    .map(|count| u64::from_le_bytes(*count) as usize);
-                Ok(counts.collect())
+                let counts = counts.iter().map(|count| u64::from_le_bytes(*count));
+                let sum = counts.clone().fold(0, u64::saturating_add);
+                if sum > MOST_ROWS {
+                    let cause =
+                        format!("it states {sum} rows of experts; expected at most {MOST_ROWS}");
+                    return Err(VlmTrainError::Rank { rank, cause });
+                }
+                Ok(counts.map(|count| count as usize).collect())
             }
             _ => Err(VlmTrainError::Rank {
                 rank,

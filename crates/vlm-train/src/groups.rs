@@ -75,7 +75,7 @@ impl fmt::Display for PolicyReport {
         write!(f, "reward {reward:.3} (std {std:.3})")?;
         match 100.0 * self.groups_without_signal {
             0.0 => Ok(()),
-            share => write!(f, ", equal in {share:.0} % of groups,"),
+            share => write!(f, ", equal in {share:.0} % of groups"),
         }
     }
 }

@@ -254,6 +254,10 @@ impl Policy {
 
     /// The advantages of a group's answers. `deviation` is that of the batch's rewards.
     pub(crate) fn advantages(&self, rewards: &[f64], deviation: f64) -> Vec<f64> {
+        // Their mean may be another number.
+        if rewards.iter().all(|reward| *reward == rewards[0]) {
+            return vec![0.0; rewards.len()];
+        }
         let own = Spread::of(rewards);
         let scale = match self.scale {
             RewardScale::Group => own.deviation() + LEAST_DEVIATION,
@@ -389,6 +393,7 @@ mod tests {
     fn equal_rewards_have_no_advantage() {
         let policy = PolicyLoss::Grpo.with_defaults();
         assert_eq!(policy.advantages(&[0.25; 4], 1.0), [0.0; 4]);
+        assert_eq!(policy.advantages(&[0.1; 3], 1.0), [0.0; 3]);
     }
 
     #[test]

@@ -26,7 +26,7 @@ pub enum Reward {
         /// How far a number may be from the expected one.
         tolerance: f64,
     },
-    /// A command for a shell. It is started once, reads an object in JSON per line, with the record's
+    /// A command for a shell. Each device of a run starts it once. It reads an object in JSON per line, with the record's
     /// keys and `prompt`, `completion` and `answer`, and writes a number per line.
     Command {
         /// The command.
@@ -79,7 +79,9 @@ const RULES: [RuleRow; 3] = [
         name: "number",
         reward: |of| {
             let expected = last_number(of.expected)?;
-            let is_near = |found: f64| (found - expected).abs() <= of.tolerance;
+            // 3.1 is within 0.1 of 3.
+            let rounding = 4.0 * f64::EPSILON * expected.abs();
+            let is_near = |found: f64| (found - expected).abs() <= of.tolerance + rounding;
             let is_right = last_number(of.found).is_some_and(is_near);
             Some(f64::from(u8::from(is_right)))
         },
@@ -122,6 +124,15 @@ impl RewardRule {
 /// The last number of a text. Commas between groups of three digits are left out.
 fn last_number(text: &str) -> Option<f64> {
     let end = text.rfind(|c: char| c.is_ascii_digit())? + 1;
+    let exponent = text[..end].trim_end_matches(|c: char| c.is_ascii_digit());
+    let mantissa = exponent.trim_end_matches(['-', '+']);
+    if exponent.len() - mantissa.len() <= 1
+        && let Some(mantissa) = mantissa.strip_suffix(['e', 'E'])
+        && mantissa.ends_with(|c: char| c.is_ascii_digit())
+    {
+        let exponent = &text[mantissa.len()..end];
+        return format!("{}{exponent}", last_number(mantissa)?).parse().ok();
+    }
     let is_part = |c: char| c.is_ascii_digit() || matches!(c, '.' | ',');
     let start = text[..end].trim_end_matches(is_part).len();
     let mut digits = &text[start..end];
@@ -216,7 +227,11 @@ impl Scorer {
                 Self::Rule(*rule, *tolerance, boxes.unwrap_or(BoxForm::Thousandths))
             }
             Reward::Command { command, seconds } => {
-                let wait = Duration::from_secs_f64(*seconds);
+                let wait = Duration::try_from_secs_f64(*seconds).map_err(|_error| {
+                    VlmTrainError::Options(format!(
+                        "--reward-timeout is {seconds}; expected seconds above 0, such as 60"
+                    ))
+                })?;
                 Self::Command(Box::new(Mutex::new(Process::start(command, wait)?)))
             }
         })
@@ -333,12 +348,13 @@ impl Process {
             _ = writeln!(text, "{object}");
         }
         // A command may write before it has read everything.
-        let writer = thread::spawn(move || {
-            // One that has ended is told by its output.
+        let (written, returned) = sync_channel(1);
+        thread::spawn(move || {
+            // The output of a command that has ended says so.
             _ = input
                 .write_all(text.as_bytes())
                 .and_then(|()| input.flush());
-            input
+            _ = written.send(input);
         });
         let mut rewards = Vec::with_capacity(objects.len());
         while rewards.len() < objects.len() {
@@ -351,8 +367,14 @@ impl Process {
                 }
             }
         }
-        self.input = writer.join().ok();
         self.expect_silence(SILENCE)?;
+        self.input = returned.recv_timeout(self.wait).ok();
+        if self.input.is_none() {
+            self.stop();
+            let all = objects.len();
+            let reason = format!("wrote {all} numbers, and did not read the {all} lines for them");
+            return Err(self.failed(reason));
+        }
         Ok(rewards)
     }
 
@@ -416,7 +438,15 @@ impl Process {
         }
     }
 
+    /// Ends the shell and the processes that it has started.
     fn stop(&mut self) {
+        #[cfg(unix)]
+        {
+            let kill = format!("kill -s KILL -- -{}", self.child.id());
+            let mut shell = Command::new("sh");
+            // The group may have ended.
+            _ = shell.args(["-c", &kill]).stderr(Stdio::null()).status();
+        }
         _ = self.child.kill();
         _ = self.child.wait();
     }
@@ -463,6 +493,10 @@ mod tests {
             ("12,34", Some(34.0)),
             ("of .5 m", Some(0.5)),
             ("version 1.2.30", Some(2.3)),
+            ("about 2.5e-3 m", Some(2.5e-3)),
+            ("1,000E+2", Some(1e5)),
+            ("-1e5", Some(-1e5)),
+            ("the3", Some(3.0)),
             ("none", None),
             ("", None),
         ] {
@@ -522,6 +556,8 @@ mod tests {
             (RewardRule::Number, "3.14", "about 3.145 m", 1.0),
             (RewardRule::Number, "3.14", "about 3.2 m", 0.0),
             (RewardRule::Number, "3.14", "pi", 0.0),
+            (RewardRule::Number, "3", "3.01", 1.0),
+            (RewardRule::Number, "3", "3.0101", 0.0),
             (RewardRule::Boxes, "[0, 0, 10, 10]", "at [0, 0, 10, 5]", 0.5),
         ] {
             let found = rewards(rule, expected, found).expect("comparable");
@@ -542,15 +578,18 @@ mod tests {
         assert!(Scorer::new(&boxes, None).is_err(), "a model of text alone");
     }
 
-    /// The rewards of two batches of answers by a command.
-    fn commanded(command: &str) -> Result<[Vec<f64>; 2]> {
+    /// The rewards of two batches of answers by a command, beside an answer of the data.
+    fn commanded(command: &str, expected: &str) -> Result<[Vec<f64>; 2]> {
         let reward = Reward::Command {
             command: command.to_owned(),
             seconds: 2.0,
         };
         let scorer = Scorer::new(&reward, None)?;
         let of = |found: &[&str]| {
-            let all: Vec<_> = found.iter().map(|found| completion("x", found)).collect();
+            let all: Vec<_> = found
+                .iter()
+                .map(|found| completion(expected, found))
+                .collect();
             scorer.rewards(&all)
         };
         Ok([of(&["a", "b"])?, of(&["c"])?])
@@ -562,6 +601,7 @@ mod tests {
         let found = commanded(
             "while read -r line; do case \"$line\" in \
              *'\"completion\": \"c\", \"answer\": \"x\"'*) echo 1;; *) echo -0.5;; esac; done",
+            "x",
         );
         assert_eq!(found.expect("rewards"), [vec![-0.5, -0.5], vec![1.0]]);
     }
@@ -580,9 +620,15 @@ mod tests {
             ),
             ("exec cat /dev/zero", "wrote \""),
             ("no-such-command-here", "ended (exit status: 127)"),
+            (
+                "sleep 0.5; echo 1; echo 1; sleep 60 | cat",
+                "did not read the 2 lines",
+            ),
         ] {
             let start = std::time::Instant::now();
-            let error = match commanded(command) {
+            // More than a pipe holds.
+            let expected = "x".repeat(1 << 17);
+            let error = match commanded(command, &expected) {
                 Ok(rewards) => panic!("{command}: {rewards:?}"),
                 Err(error) => error.to_string(),
             };

@@ -38,6 +38,7 @@ impl fmt::Debug for Rollouts {
 
 /// A prompt of the data, with what rewards its answers.
 struct Asked {
+    record: usize,
     prompt: TrainingSample,
     expected: String,
     /// The record's keys with the prompt's text, for a command.
@@ -134,6 +135,7 @@ impl Rollouts {
                 None => Vec::new(),
             };
             Ok(Asked {
+                record: *record,
                 prompt,
                 expected,
                 columns,
@@ -145,9 +147,17 @@ impl Rollouts {
     /// The prompt of a sample, up to its last labelled turn, and the text of that turn.
     fn prompt(&self, micro: &MicroBatch) -> Result<(TrainingSample, String)> {
         let turn = last_labelled(&micro.labels);
+        let line = micro.lines.first().copied().unwrap_or_default();
+        // A template may end a turn with a token or two.
+        if micro.labels.len() - turn.end > 4 {
+            return Err(VlmTrainError::Options(format!(
+                "the last answer of the conversation at line {line} is not trained; leave `loss` \
+                 out of its messages, or leave out the record"
+            )));
+        }
         let (start, expected) = (turn.start, self.text(&micro.labels[turn])?);
         let prompt = TrainingSample {
-            line: micro.lines.first().copied().unwrap_or_default(),
+            line,
             text: Sample {
                 input_ids: micro.input_ids[..start].to_vec(),
                 labels: vec![IGNORED; start],
@@ -178,7 +188,6 @@ impl Rollouts {
     ) -> Result<Vec<RewardedAnswer>> {
         let policy = policy_of(trainer)?;
         let model = trainer.model.valid();
-        let [rank, ranks] = trainer.peers.as_ref().map_or([0, 1], |peers| peers.place());
         let prompts: Vec<&TrainingSample> = asked.iter().map(|asked| &asked.prompt).collect();
         let rows: Vec<usize> = (0..asked.len()).flat_map(|row| vec![row; copies]).collect();
         let mut answers = Vec::with_capacity(rows.len());
@@ -189,9 +198,8 @@ impl Rollouts {
             let cut = Cut::Padded { tokens: usize::MAX };
             let micro = joined(samples.collect(), &prompts, cut, trainer.steps + 1)?.padded_left();
             let batch = model.batch(&inputs(&micro, &model.device()))?;
-            // A row's numbers depend on its place among those of all ranks.
-            let place =
-                |index: usize| ((rows[index] * ranks + rank) * copies + index % copies) as u64;
+            // A row's numbers depend on its record, on whatever rank that is.
+            let place = |index: usize| (asked[rows[index]].record * copies + index % copies) as u64;
             let options = GenerateOptions {
                 count: policy.max_new,
                 stop: self.stop.clone(),
@@ -292,7 +300,11 @@ fn whole(reports: Vec<StepReport>) -> Result<StepReport> {
         let mean = |one: f64, next: f64| one + (next - one) * share;
         let joined = StepReport {
             loss: mean(all.loss, next.loss),
-            gradient_norm: mean(all.gradient_norm, next.gradient_norm),
+            // That of an update that overflowed, and was skipped, is infinite.
+            gradient_norm: match [all.gradient_norm, next.gradient_norm] {
+                [one, next] if one.is_finite() && next.is_finite() => mean(one, next),
+                [one, next] => one.min(next),
+            },
             policy: both(all.policy, next.policy, |one, next| one.and(next, share)),
             skipped: all.skipped || next.skipped,
             lost_updates: next.lost_updates.or(all.lost_updates),

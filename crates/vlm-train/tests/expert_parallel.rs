@@ -397,7 +397,7 @@ fn divisions_that_a_run_cannot_have_are_refused() {
         ),
         (
             refused(2, 2, |job| job.state = Sharding::Optimizer),
-            "leave out --shard",
+            "does not go with --shard",
         ),
         (
             refused(2, 2, |job| job.recipe.recompute = false),

@@ -124,7 +124,7 @@ fn a_run_learns_from_rewards_and_continues_bit_for_bit() {
 #[test]
 fn options_that_give_no_rewards_are_refused() {
     type Change = fn(&mut FinetuneConfig);
-    let cases: [(&str, Change); 12] = [
+    let cases: [(&str, Change); 14] = [
         ("needs --reward (exact, number, boxes)", |config| {
             config.loss.policy.reward = None;
         }),
@@ -146,6 +146,12 @@ fn options_that_give_no_rewards_are_refused() {
         }),
         ("--clip is 2; expected a number from 0 to 1", |config| {
             config.loss.policy.clip = vec![2.0, 0.2];
+        }),
+        ("--clip has 3 numbers; expected two", |config| {
+            config.loss.policy.clip = vec![0.2; 3];
+        }),
+        ("--clip has no effect on the first update", |config| {
+            config.loss.policy.clip = vec![0.1, 0.2];
         }),
         ("--reference has no effect without --beta", |config| {
             config.loss.reference = Some(config.folder.clone());

@@ -62,7 +62,9 @@ pub(super) fn print(args: &FinetuneArgs, run: &Finetune) -> Result<(), Box<dyn E
             writeln!(out, "in {}: {most}", bytes(room))?;
             let room = (room as usize).saturating_sub(besides);
             let least = plan.least_sharding(shape, room);
-            if let Some(least) = least.filter(|least| *least != args.shard) {
+            // Divided experts do not go with shards.
+            let is_other = |least: &_| *least != args.shard && args.expert_parallel == 1;
+            if let Some(least) = least.filter(is_other) {
                 let least = format!("{least:?}").to_lowercase();
                 writeln!(out, "this step fits with --shard {least}")?;
             }

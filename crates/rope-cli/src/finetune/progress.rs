@@ -152,7 +152,7 @@ impl Progress {
         let seconds = self.started.elapsed().as_secs_f64();
         let means = text(report.preference.as_ref()) + &text(report.policy.as_ref());
         let message = format!(
-            "loss {:.4}{means} norm {:.3} rate {:.2e} {:.0} tokens/s, {:.0} % labelled",
+            "loss {:.4}{means}, norm {:.3} rate {:.2e} {:.0} tokens/s, {:.0} % labelled",
             report.loss,
             report.gradient_norm,
             report.learning_rate,

@@ -178,7 +178,16 @@ impl LossOptions {
                                     divergence from it, or leave it out";
                         return Err(VlmTrainError::Options(text.to_owned()));
                     }
-                    policy.map_or(Ok(()), |of| of.check())
+                    let clips_nothing =
+                        !self.policy.clip.is_empty() && policy.is_some_and(|of| of.updates == 1);
+                    match policy.map_or(Ok(()), |of| of.check()) {
+                        Ok(()) if clips_nothing => {
+                            let text = "--clip has no effect on the first update of a step, whose \
+                                        ratios are 1; raise --updates, or leave it out";
+                            Err(VlmTrainError::Options(text.to_owned()))
+                        }
+                        checked => checked,
+                    }
                 }
             },
         }

@@ -113,6 +113,18 @@ impl PolicyOptions {
         if self.tolerance.is_some() && self.reward != Some(RewardRule::Number) {
             return Err("--tolerance is for --reward number; leave it out".to_owned());
         }
+        let is_tolerance = |tolerance| (0.0..f64::INFINITY).contains(&tolerance);
+        if let Some(tolerance) = self.tolerance.filter(|of| !is_tolerance(*of)) {
+            return Err(format!(
+                "--tolerance is {tolerance}; expected a number from 0 on"
+            ));
+        }
+        if !matches!(self.clip.len(), 0 | 2) {
+            let found = self.clip.len();
+            return Err(format!(
+                "--clip has {found} numbers; expected two, below and above"
+            ));
+        }
         match (self.reward, &self.reward_command) {
             (Some(rule), _) => Ok(Reward::Rule {
                 rule,
