@@ -57,7 +57,7 @@ pub(crate) fn fewest([inputs, outputs]: [usize; 2]) -> usize {
     least.max(2)
 }
 
-/// True for burn's CPU backend, as itself or behind the dispatch.
+/// True for a device of burn's CPU backend, in its own type or in that of burn's dispatch.
 pub(crate) fn is_cpu<D: 'static>(device: &D) -> bool {
     let device: &dyn Any = device;
     #[cfg(feature = "flex")]
