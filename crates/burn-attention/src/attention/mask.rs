@@ -280,6 +280,31 @@ impl AttentionMask {
         }
     }
 
+    /// The mask of some adjacent queries, over the keys from the first to the last that they see,
+    /// and these keys: at least one, if there is one.
+    ///
+    /// # Panics
+    /// If there are no such queries.
+    #[must_use]
+    pub fn part(&self, queries: Range<usize>) -> (Self, Range<usize>) {
+        let seen = self.hull(queries.clone());
+        let keys = seen.start..seen.end.max(self.keys.min(seen.start + 1));
+        let spans = self.spans[queries].iter().map(|span| {
+            let cut = |key: u32| (key as usize).clamp(keys.start, keys.end) - keys.start;
+            Span {
+                start: cut(span.start) as u32,
+                end: cut(span.end) as u32,
+            }
+        });
+        let attended = self.attended.as_ref().map(|attended| {
+            let rows = attended.chunks(self.keys.max(1));
+            let attended = rows.flat_map(|row| &row[keys.clone()]);
+            attended.copied().collect::<Arc<[bool]>>()
+        });
+        let attended = attended.filter(|attended| attended.contains(&false));
+        (Self::of(keys.len(), spans.collect(), attended), keys)
+    }
+
     /// Returns the number of queries.
     pub fn queries(&self) -> usize {
         self.spans.len()
@@ -606,6 +631,48 @@ mod tests {
             }
         }
         assert!(unseen > 10 && blind > 1, "{unseen}, {blind}");
+    }
+
+    #[test]
+    fn a_part_sees_what_the_whole_sees() {
+        let attended = [true, true, true, false, true, true, true, true, true, false];
+        let causal = MaskRules {
+            causal: true,
+            ..MaskRules::default()
+        };
+        let window = Some(Window {
+            before: 1,
+            after: 0,
+        });
+        let cu_seqlens = Some(&[0, 2, 5][..]);
+        let mut cut = 0;
+        for rules in [
+            causal,
+            MaskRules { window, ..causal },
+            MaskRules {
+                cu_seqlens,
+                ..causal
+            },
+            MaskRules {
+                attended: Some(&attended),
+                ..causal
+            },
+        ] {
+            let whole = AttentionMask::new(&rules, 2, 5, 5).expect("valid rules");
+            for queries in [0..1, 0..3, 2..4, 3..5, 4..5] {
+                let (part, keys) = whole.part(queries.clone());
+                assert_eq!((part.queries(), part.keys()), (queries.len(), keys.len()));
+                cut += 5 - keys.len();
+                for (sample, key) in (0..2).flat_map(|sample| (0..5).map(move |key| (sample, key)))
+                {
+                    for (at, query) in queries.clone().enumerate() {
+                        let sees = keys.contains(&key) && part.sees(sample, at, key - keys.start);
+                        assert_eq!(sees, whole.sees(sample, query, key), "{rules:?}, {query}");
+                    }
+                }
+            }
+        }
+        assert!(cut > 20, "{cut}");
     }
 
     /// Whatever the spans, one hull of a tile, from its origin on, holds a key that a query sees.

@@ -102,6 +102,11 @@ impl Attention {
         self
     }
 
+    /// Returns the number of queries.
+    pub fn queries(&self) -> usize {
+        self.mask.queries()
+    }
+
     /// Computes the attention.
     ///
     /// # Panics
