@@ -20,11 +20,12 @@ fn folder(name: &str) -> PathBuf {
 fn command(out: &Path, options: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mrope"));
     command.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/shapes"));
-    let fixed = "finetune model --random-weights --micro-tokens 512";
+    let fixed = "finetune model --random-weights";
     command.args(fixed.split_whitespace());
     command.arg("--out").arg(out);
     for default in [
         ["--data", "train.jsonl"],
+        ["--micro-tokens", "512"],
         ["--batch", "4"],
         ["--checkpoint-every", "1"],
         ["--learning-rate", "1e-2"],
@@ -367,6 +368,82 @@ fn npus_that_divide_experts_learn_what_one_learns() {
     assert_eq!(sizes, [sizes[0]; 3]);
 }
 
+/// Two NPUs with one micro-batch, four with two and in shards, and two processes.
+#[test]
+fn npus_that_divide_tokens_learn_what_one_learns() {
+    let run = |name: &str, options: &str| {
+        let out = folder(name);
+        let mut command = command(&out, &format!("--steps {STEPS} {options}"));
+        let said = within(HANG, move || done(&command.output().expect("starts")));
+        (out, said)
+    };
+    let npus = |count: usize, options: &str| {
+        let devices = (0..count).map(|npu| format!(" --device ascend-sim:{npu}"));
+        format!("{} --context 2 {options}", devices.collect::<String>())
+    };
+    let whole = "--full --val train.jsonl --validate-every 2";
+    for (name, options) in [("lora", "--samples 1"), ("full", whole)] {
+        let name = |of: &str| format!("several-tokens-{name}-{of}");
+        let (alone, _) = run(&name("one"), &format!("{options} --device ascend-sim"));
+        let expected = numbers_of_steps(&alone);
+        for (of, count, more) in [
+            ("two", 2, ""),
+            ("four", 4, ""),
+            ("shards", 4, "--shard gradients"),
+        ] {
+            let (out, said) = run(&name(of), &npus(count, &format!("{options} {more}")));
+            let found = apart(&expected, &numbers_of_steps(&out));
+            assert!(found <= 1e-6, "{of}: {found:.1e}");
+            println!(
+                "{of}: {found:.1e}: {}",
+                said.lines().last().unwrap_or_default()
+            );
+        }
+    }
+    let (alone, _) = run("several-tokens-alone", "--device ascend-sim");
+    let out = folder("several-tokens-hosts");
+    let children = hosts("several-tokens-hosts").map(|host| {
+        let options = format!("--steps {STEPS} {host} --context 2 --shard all");
+        command(&out, &options).spawn().expect("starts")
+    });
+    let _said = children.map(|child| done(&end(child)));
+    let found = apart(&numbers(&alone), &numbers(&out));
+    assert!(found <= 1e-6, "two processes: {found:.1e}");
+}
+
+/// Losses and norms of the steps of a log, and the losses of validations.
+fn numbers_of_steps(out: &Path) -> Vec<f64> {
+    let log = std::fs::read_to_string(out.join("log.jsonl")).expect("a log");
+    let lines = log.lines().map(|line| {
+        let line: serde_json::Value = serde_json::from_str(line).expect("a line of JSON");
+        ["loss", "gradient_norm", "validation_loss"].map(|name| line[name].as_f64())
+    });
+    lines.flatten().flatten().collect()
+}
+
+#[test]
+fn divisions_of_tokens_that_a_run_cannot_have_are_refused() {
+    let two = "--device cpu --device cpu --context 2";
+    for (options, says) in [
+        ("--context 2", "does not divide the 1 devices"),
+        (&format!("{two} --no-recompute"), "leave out --no-recompute"),
+        (&format!("{two} --expert-parallel 2"), "--expert-parallel"),
+        (
+            &format!("{two} --loss dpo"),
+            "a loss of preferences or rewards",
+        ),
+        (
+            &format!("{two} --record-step 1"),
+            "which --record-step needs",
+        ),
+    ] {
+        let out = folder("several-tokens-never");
+        let output = command(&out, options).output().expect("starts");
+        let said = failed(output);
+        assert!(said.contains(says), "{options}: {said}");
+    }
+}
+
 #[test]
 fn divisions_of_experts_that_a_run_cannot_have_are_refused() {
     let model = model_with_experts("several-experts-refused");
@@ -639,28 +716,41 @@ fn plans_of_shards_are_near_what_the_pools_of_npus_count() {
     let data = lines(&above);
     // Of a model this small, adapters are a larger part than of one that people train, and so is the
     // copy of them that no plan has: 3.5 of 55 MiB.
-    for sharding in ["none", "optimizer", "gradients", "all"] {
+    let batch = "--batch 4";
+    // Of few tokens, weights are most of the memory.
+    let long = "--batch 32 --micro-tokens 2048";
+    for (sharding, context, batch) in [
+        ("none", 1, batch),
+        ("optimizer", 1, batch),
+        ("gradients", 1, batch),
+        ("all", 1, batch),
+        ("all", 1, long),
+        ("none", 2, batch),
+        ("all", 2, batch),
+        ("all", 2, long),
+    ] {
         let out = folder("several-planned");
         // Two micro-batches of each rank, so that the first one's sums are there.
+        let divided = format!("--shard {sharding} --context {context}");
         let options = format!(
-            "--full --precision bf16 --steps 2 --batch 4 --checkpoint-every 9 --device \
-             ascend-sim:0 --device ascend-sim:1 --shard {sharding} --data {}",
+            "--full --precision bf16 --steps 2 --checkpoint-every 9 --device ascend-sim:0 --device \
+             ascend-sim:1 {divided} {batch} --data {}",
             data.display()
         );
         let mut command = command(&out, &options);
         let said = done(&command.current_dir(&above).output().expect("starts"));
-        expect_planned(&said, &format!("--shard {sharding}"));
+        expect_planned(&said, &format!("{divided} {batch}"));
     }
 }
 
-/// A text of eight lines of training.
+/// A text of lines of training.
 fn lines(above: &Path) -> PathBuf {
     let data = above.join("lines.jsonl");
     let line = serde_json::json!({"messages": [
         {"role": "user", "content": "what is this ".repeat(24)},
         {"role": "assistant", "content": "a red circle ".repeat(12)},
     ]});
-    std::fs::write(&data, format!("{line}\n").repeat(8)).expect("written");
+    std::fs::write(&data, format!("{line}\n").repeat(64)).expect("written");
     data
 }
 

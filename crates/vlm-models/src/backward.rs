@@ -83,9 +83,10 @@ impl Tape<'_> {
             balance: self.common.balance.filter(|balance| balance.counts()),
             ..self.common
         };
-        let output = match layer.is_divided() {
-            true => layer.forward_divided(hidden, common, index, trace, walk)?,
-            false => layer.forward(hidden, common, None, index, trace)?,
+        let output = match (common.part, layer.is_divided()) {
+            (Some(part), _) => layer.forward_part(hidden, common, part, index, (trace, walk))?,
+            (None, true) => layer.forward_divided(hidden, common, index, trace, walk)?,
+            (None, false) => layer.forward(hidden, common, None, index, trace)?,
         };
         trace.record(|| format!("hidden.{index}.out"), &output);
         Ok(match &self.deepstack {
@@ -106,6 +107,10 @@ impl Tape<'_> {
             return Ok(None);
         };
         let input = leaf(input, self.wanted[index]);
+        if let Some(part) = self.common.part {
+            let ahead = (output_gradient, walk);
+            return layer.backward_part(input, self.common, part, index, ahead);
+        }
         if layer.is_divided() {
             return layer.backward_divided(input, self.common, index, output_gradient, walk);
         }
@@ -166,6 +171,12 @@ impl Objective<'_> {
         labels: &[i64],
         balance: Option<&Balance<'_>>,
     ) -> Result<(f64, Option<Gradients>)> {
+        if batch.part.is_some() && model.own_labelled(batch, labels)? == 0 {
+            // Those of other ranks depend on these tokens.
+            let zeros = hidden.clone().inner().zeros_like();
+            let source = GradientSource::new(hidden, zeros)?;
+            return Ok((0.0, source.is_tracked().then(|| backward_from([source]))));
+        }
         let (weigh, temperature) = match self {
             Self::Mean(weight) => {
                 let loss = model.loss_of(hidden, batch, labels)?;
@@ -269,7 +280,7 @@ impl Vlm {
     ) -> Result<RouterLoads> {
         let draws = how.seeds.map(|seeds| batch.draws(seeds)).transpose()?;
         let draws = draws.as_ref();
-        let balance = Balance::counting(&batch.attended);
+        let balance = Balance::counting(batch.own_attended());
         let common = Common {
             balance: Some(&balance),
             ..batch.common(draws)
@@ -281,7 +292,7 @@ impl Vlm {
         } else {
             // As the pass that learns from them.
             let model = self.for_pass(true).no_grad();
-            if model.has_divided_experts() {
+            if model.has_divided_experts() || batch.part.is_some() {
                 let objective = Objective::Mean(1.0);
                 model.backward_by_layer(
                     batch,
@@ -310,7 +321,7 @@ impl Vlm {
         let draws = draws.as_ref();
         let like = (&self.device().inner(), adapter_dtype(self.dtype()));
         let balance = how.router_loss;
-        let balance = balance.map(|loss| Balance::learning(&batch.attended, loss, like));
+        let balance = balance.map(|loss| Balance::learning(batch.own_attended(), loss, like));
         let common = Common {
             balance: balance.as_ref(),
             ..batch.common(draws)
@@ -346,7 +357,7 @@ impl Vlm {
         let decoder = &self.language_model;
         let layers = &decoder.layers;
 
-        let wanted = self.wanted(batch.vision.is_some());
+        let wanted = self.wanted(batch.sees());
         let tower_wanted = wanted.tower;
         let seen = match (&quiet.visual, &batch.vision) {
             (Some(tower), Some(vision)) => {
@@ -447,7 +458,12 @@ impl Vlm {
     ) -> Result<(Option<Tensor<2>>, Option<Tensor<2>>)> {
         let words = &self.language_model.embed_tokens.weight;
         let embeddings = self.embeddings(batch, merged.clone());
-        let mut gradients = backward_from([GradientSource::new(embeddings, gradient)?]);
+        let source = GradientSource::new(embeddings, gradient)?;
+        if !source.is_tracked() {
+            // Pictures are at tokens of other ranks.
+            return Ok((None, None));
+        }
+        let mut gradients = backward_from([source]);
         let merged = merged.and_then(|merged| merged.grad_remove(&mut gradients));
         Ok((words.grad_remove(&mut gradients), merged))
     }

@@ -7,9 +7,10 @@ use burn_attention::Attention;
 use rope_burn::RotaryAngles;
 use rope_core::position_ids::{PositionIds, Prompt, Rows};
 
-use crate::delta::Recurrence;
 use crate::error::{Result, VlmError};
 use crate::random::{Draws, Stream};
+use crate::recurrence::Recurrence;
+use crate::shares::TokenPart;
 use crate::step::{Common, Deepstack};
 use crate::vision::VisionInputs;
 
@@ -28,13 +29,17 @@ pub struct Batch {
     pub(crate) sequences: Vec<Range<usize>>,
     pub(crate) packed: bool,
     pub(crate) position_ids: PositionIds,
+    /// The part of the tokens that this rank has, if ranks divide them. `attended`, `sequences`,
+    /// `position_ids` and masks are those of all tokens.
+    pub(crate) part: Option<TokenPart>,
 }
 
 /// Patches and their placeholder tokens.
 #[derive(Clone, Debug)]
 pub(crate) struct VisionBatch {
     pub(crate) inputs: VisionInputs,
-    /// The first token of each merged patch, in the order of the tower's blocks.
+    /// The first token of each merged patch, among those of all ranks, in the order of the tower's
+    /// blocks.
     pub(crate) order: Vec<usize>,
     /// Patches that are merged into one.
     pub(crate) group: u64,
@@ -55,16 +60,37 @@ impl Batch {
 
     /// The inputs that all layers of the decoder share.
     pub(crate) fn common<'a>(&'a self, draws: Option<&'a Draws>) -> Common<'a> {
+        let attended = self.own_attended();
         Common {
             angles: &self.angles,
             attention: &self.attention,
             window: self.window.as_ref(),
             recurrence: self.recurrence.as_ref(),
             draw: draws.map(|draws| &draws.tokens[..]),
-            attended: (self.attended.contains(&false) && self.attended.contains(&true))
-                .then_some(&self.attended[..]),
+            attended: (attended.contains(&false) && attended.contains(&true)).then_some(attended),
+            part: self.part.as_ref(),
             balance: None,
         }
+    }
+
+    /// False for each token of this rank that is padding.
+    pub(crate) fn own_attended(&self) -> &[bool] {
+        let part = self.part.as_ref();
+        part.map_or(&self.attended, |part| &part.attended)
+    }
+
+    /// Values of this rank's tokens, from those of all.
+    pub(crate) fn own<T: Copy>(&self, values: Vec<T>) -> Vec<T> {
+        match &self.part {
+            Some(part) => part.own.iter().map(|token| values[*token]).collect(),
+            None => values,
+        }
+    }
+
+    /// True if it has pictures or videos, maybe on other ranks alone.
+    pub(crate) fn sees(&self) -> bool {
+        let part = self.part.as_ref();
+        part.map_or(self.vision.is_some(), |part| part.sees)
     }
 
     /// Derives the streams of random numbers from each sequence's seed and a token's place in the sequence, so that
@@ -98,7 +124,7 @@ impl Batch {
         let patches = patches.flat_map(|token| (0..group).map(|patch| token.part(patch)));
         Ok(Draws {
             patches: patches.collect(),
-            tokens,
+            tokens: self.own(tokens),
             merged,
         })
     }
@@ -143,5 +169,13 @@ pub(crate) fn sequences(prompt: &Prompt) -> Vec<Range<usize>> {
             (0..rows).map(|row| row * len..(row + 1) * len).collect()
         }
         Rows::Packed(cu_seqlens) => cu_seqlens.windows(2).map(|pair| pair[0]..pair[1]).collect(),
+    }
+}
+
+/// The rows of a prompt; one if sequences are packed.
+pub(crate) fn rows(prompt: &Prompt) -> usize {
+    match prompt.rows {
+        Rows::Batch(rows) => rows,
+        Rows::Packed(_) => 1,
     }
 }

@@ -1,21 +1,25 @@
 //! The language decoder.
 
+use std::ops::Range;
+
 use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig};
 use burn::tensor::activation::sigmoid;
 use burn::tensor::{DType, Device, Tensor};
-use burn_attention::{GradientSource, has_adapter_kernels, stand_in};
+use burn_attention::{Attention, GradientSource, has_adapter_kernels, stand_in};
 use rope_burn::{Implementation, Rotary, RotaryAngles, RotaryConfig};
 use rope_core::{HeadNorm, Layout, Positions};
 
 use crate::config::{DeltaConfig, SlidingWindow, TextConfig};
 use crate::delta::DeltaAttention;
-use crate::error::Result;
+use crate::error::{Result, VlmError};
 use crate::experts::ExpertNetwork;
 use crate::layers::{
     Activation, FeedForward, FeedForwardConfig, Gate, LayerCache, RmsNorm, append, attend,
 };
 use crate::linear::{Adaptable, Linear};
+use crate::shares::{Cut, HeadPart, MaskedKeys, TokenPart, joined, overlap, pick};
+use crate::stages::{Mixing, Stage};
 use crate::step::{Common, Deepstack};
 use crate::trace::Trace;
 
@@ -107,6 +111,15 @@ impl Decoder {
         for (attention, _) in &mut found {
             attention.wide_norms = weights.next().zip(weights.next()).map(<[_; 2]>::from);
         }
+    }
+
+    /// The heads and queries whose attention each of some ranks computes, if a layer has attention.
+    pub(crate) fn attention_parts(&self, count: usize) -> Option<Vec<HeadPart>> {
+        let mut attention = self
+            .layers
+            .iter()
+            .filter_map(|layer| layer.self_attn.as_ref());
+        attention.next().map(|attention| attention.parts(count))
     }
 
     /// The number of layers and of caches.
@@ -270,7 +283,20 @@ impl Layer {
         index: usize,
         trace: &mut Trace,
     ) -> Result<Tensor<3>> {
-        let (hidden, normalised) = self.attended(hidden, common, cache, index, trace)?;
+        let attended = self.mixed(hidden.clone(), common, cache, index, trace)?;
+        self.after_mixing(hidden, attended, common, index, trace)
+    }
+
+    /// The output, from the input and what was mixed of it.
+    pub(crate) fn after_mixing(
+        &self,
+        hidden: Tensor<3>,
+        mixed: Tensor<3>,
+        common: Common,
+        index: usize,
+        trace: &mut Trace,
+    ) -> Result<Tensor<3>> {
+        let (hidden, normalised) = self.added(hidden, mixed, index, trace)?;
         trace.record(|| format!("norm.{index}.mlp"), &normalised);
         let changed = self.mlp.forward(normalised, common)?;
         Ok(hidden + self.changed(changed)?)
@@ -290,12 +316,24 @@ impl Layer {
         index: usize,
         gradient: Tensor<3>,
     ) -> Result<GradientSource> {
+        let mixed = self.mixed(hidden.clone(), common, None, index, &mut Trace::off())?;
+        self.source_after(hidden, mixed, common, gradient)
+    }
+
+    /// As [`source`](Self::source), from the input and what was mixed of it.
+    pub(crate) fn source_after(
+        &self,
+        hidden: Tensor<3>,
+        mixed: Tensor<3>,
+        common: Common,
+        gradient: Tensor<3>,
+    ) -> Result<GradientSource> {
         let trace = &mut Trace::off();
         if self.post_mlp_layernorm.is_some() {
-            let output = self.forward(hidden, common, None, index, trace)?;
+            let output = self.after_mixing(hidden, mixed, common, 0, trace)?;
             return Ok(GradientSource::new(output, gradient)?);
         }
-        let (hidden, normalised) = self.attended(hidden, common, None, index, trace)?;
+        let (hidden, normalised) = self.added(hidden, mixed, 0, trace)?;
         let source = self.mlp.source(normalised, common, gradient.clone())?;
         Ok(source.with(hidden, gradient)?)
     }
@@ -305,25 +343,63 @@ impl Layer {
         &self,
         hidden: Tensor<3>,
         common: Common,
-        cache: Option<&mut LayerCache>,
         index: usize,
         trace: &mut Trace,
     ) -> Result<(Tensor<3>, Tensor<3>)> {
-        let normalised = self.input_layernorm.forward(hidden.clone())?;
+        let mixed = self.mixed(hidden.clone(), common, None, index, trace)?;
+        self.added(hidden, mixed, index, trace)
+    }
+
+    /// The normalised input, of what mixes tokens.
+    pub(crate) fn input(
+        &self,
+        hidden: Tensor<3>,
+        index: usize,
+        trace: &mut Trace,
+    ) -> Result<Tensor<3>> {
+        let normalised = self.input_layernorm.forward(hidden)?;
         trace.record(|| format!("norm.{index}.attn"), &normalised);
-        let attended = match (&self.self_attn, &self.linear_attn) {
-            (_, Some(linear)) => {
-                linear.forward(normalised, common.recurrence, cache, common.draw)?
-            }
-            (Some(attention), None) => {
-                attention.forward(normalised, common, cache, index, trace)?
-            }
-            (None, None) => normalised,
-        };
-        trace.record(|| format!("attn.{index}.out"), &attended);
-        let hidden = hidden + normalised_by(self.post_self_attn_layernorm.as_ref(), attended)?;
+        Ok(normalised)
+    }
+
+    /// The output of what mixes tokens.
+    fn mixed(
+        &self,
+        hidden: Tensor<3>,
+        common: Common,
+        cache: Option<&mut LayerCache>,
+        index: usize,
+        trace: &mut Trace,
+    ) -> Result<Tensor<3>> {
+        let normalised = self.input(hidden, index, trace)?;
+        match (&self.self_attn, &self.linear_attn) {
+            (_, Some(linear)) => linear.forward(normalised, common.recurrence, cache, common.draw),
+            (Some(attention), None) => attention.forward(normalised, common, cache, index, trace),
+            (None, None) => Ok(normalised),
+        }
+    }
+
+    /// The sum of the input and what was mixed of it, and the input of the feed-forward network.
+    fn added(
+        &self,
+        hidden: Tensor<3>,
+        mixed: Tensor<3>,
+        index: usize,
+        trace: &mut Trace,
+    ) -> Result<(Tensor<3>, Tensor<3>)> {
+        trace.record(|| format!("attn.{index}.out"), &mixed);
+        let hidden = hidden + normalised_by(self.post_self_attn_layernorm.as_ref(), mixed)?;
         let normalised = self.post_attention_layernorm.forward(hidden.clone())?;
         Ok((hidden, normalised))
+    }
+
+    /// The part that mixes tokens.
+    pub(crate) fn mixing(&self) -> Option<&dyn Mixing> {
+        match (&self.self_attn, &self.linear_attn) {
+            (_, Some(linear)) => Some(linear),
+            (Some(attention), None) => Some(attention),
+            (None, None) => None,
+        }
     }
 
     /// The layers that adapters may be beside, by name.
@@ -425,6 +501,10 @@ impl SelfAttention {
         }
     }
 
+    fn head_dim(&self) -> usize {
+        self.rotary.spec().head_dim()
+    }
+
     fn forward(
         &self,
         hidden: Tensor<3>,
@@ -433,33 +513,50 @@ impl SelfAttention {
         index: usize,
         trace: &mut Trace,
     ) -> Result<Tensor<3>> {
-        let Common {
-            angles,
-            attention,
-            window,
-            draw,
-            ..
-        } = common;
-        let attention = window.filter(|_| self.has_window).unwrap_or(attention);
-        let layers = [&self.q_proj, &self.k_proj, &self.v_proj];
-        let [q, k, v] = Linear::forward_together(layers, hidden, draw)?;
-        let (q, gate) = self.split_gate(heads(q, self.heads));
-        let [k, v] = [k, v].map(|x| heads(x, self.kv_heads));
-        let (q, k) = self.rotate(q, k, angles, index, trace)?;
-        record_both(trace, "post", index, &q, &k);
-        trace.record(|| format!("v.{index}"), &v);
-
+        let ([q, k, v], gate) = self.project(hidden, common, index, trace)?;
         let [q, mut k, mut v] = [q, k, v].map(|x| x.swap_dims(1, 2));
         if let Some(cache) = cache {
             (k, v) = append(cache, k, v);
         }
-        let attended = attend(attention, q, k, v)?;
+        let attended = attend(self.mask(common), q, k, v)?;
         trace.record(|| format!("mixed.{index}"), &attended);
+        self.output(attended, gate, common)
+    }
+
+    /// q and k, rotated, and v, `[batch, seq, heads, head_dim]`, and the gate on the output.
+    fn project(
+        &self,
+        hidden: Tensor<3>,
+        common: Common,
+        index: usize,
+        trace: &mut Trace,
+    ) -> Result<([Tensor<4>; 3], Option<Tensor<3>>)> {
+        let layers = [&self.q_proj, &self.k_proj, &self.v_proj];
+        let [q, k, v] = Linear::forward_together(layers, hidden, common.draw)?;
+        let (q, gate) = self.split_gate(heads(q, self.heads));
+        let [k, v] = [k, v].map(|x| heads(x, self.kv_heads));
+        let (q, k) = self.rotate(q, k, common.angles, index, trace)?;
+        record_both(trace, "post", index, &q, &k);
+        trace.record(|| format!("v.{index}"), &v);
+        Ok(([q, k, v], gate))
+    }
+
+    fn mask<'a>(&self, common: Common<'a>) -> &'a Attention {
+        let window = common.window.filter(|_| self.has_window);
+        window.unwrap_or(common.attention)
+    }
+
+    fn output(
+        &self,
+        attended: Tensor<3>,
+        gate: Option<Tensor<3>>,
+        common: Common,
+    ) -> Result<Tensor<3>> {
         let attended = match gate {
             Some(gate) => attended * sigmoid(gate),
             None => attended,
         };
-        self.o_proj.forward(attended, draw)
+        self.o_proj.forward(attended, common.draw)
     }
 
     /// The halves of `q_proj`'s heads if it also computes a gate, `[batch, seq, channels]`.
@@ -501,5 +598,170 @@ impl SelfAttention {
         };
         let norm = HeadNorm::new(q_norm.epsilon)?.with_unit_offset(q_norm.unit_offset);
         Ok(self.rotary.try_forward_norm(q, k, weights, norm, angles)?)
+    }
+}
+
+impl SelfAttention {
+    /// The heads and queries of each rank, where `count` divide the tokens.
+    fn parts(&self, count: usize) -> Vec<HeadPart> {
+        HeadPart::of_ranks(count, self.heads, self.kv_heads)
+    }
+
+    /// The queries of a rank's tokens whose output another computes.
+    fn queries(part: &TokenPart, of: usize, by: &HeadPart) -> Vec<Range<usize>> {
+        let own = part.of_rank(of);
+        let queries = by.queries(part.tokens).into_iter();
+        let queries = queries.map(|queries| overlap(&own, &queries));
+        queries.filter(|queries| !queries.is_empty()).collect()
+    }
+}
+
+/// The number of tokens of ranges.
+fn count(ranges: &[Range<usize>]) -> usize {
+    ranges.iter().map(Range::len).sum()
+}
+
+/// Attention by heads: q, k and v to the ranks of their heads, and outputs back to tokens.
+impl Mixing for SelfAttention {
+    fn exchanges(&self) -> &'static [&'static [bool]] {
+        &[&[false], &[false]]
+    }
+
+    fn elements(&self, stage: usize, part: &TokenPart, [from, to]: [usize; 2]) -> Vec<usize> {
+        let parts = self.parts(part.share.count);
+        let head = part.rows * self.head_dim();
+        let of_queries =
+            |of: usize, by: &HeadPart| count(&Self::queries(part, of, by)) * by.heads.len() * head;
+        if stage > 0 {
+            return vec![of_queries(to, &parts[from])];
+        }
+        let by = &parts[to];
+        let keys = part.of_rank(from).len() * by.key_heads.len() * head;
+        vec![of_queries(from, by) + 2 * keys]
+    }
+
+    fn run(
+        &self,
+        stage: usize,
+        from: Stage,
+        common: Common,
+        part: &TokenPart,
+        at: (usize, &mut Trace),
+    ) -> Result<Stage> {
+        match (stage, &from.flats[..]) {
+            (0, _) => self.give(from.output()?, common, part, at),
+            (1, [given]) => Ok(Stage {
+                flats: vec![self.attend_heads(given, part)?],
+                kept: from.kept,
+            }),
+            (_, [mixed]) => {
+                let attended = self.of_tokens(mixed, part);
+                let output = self.output(attended, from.kept.first().cloned(), common)?;
+                Ok(Stage::of(vec![output]))
+            }
+            _ => Err(VlmError::Walk(
+                "a stage of attention has no input".to_owned(),
+            )),
+        }
+    }
+}
+
+impl SelfAttention {
+    /// q, k and v of this rank's tokens for the ranks of their heads; the gate stays.
+    fn give(
+        &self,
+        normalised: Tensor<3>,
+        common: Common,
+        part: &TokenPart,
+        (index, trace): (usize, &mut Trace),
+    ) -> Result<Stage> {
+        let like = normalised.clone();
+        let ([q, k, v], gate) = self.project(normalised, common, index, trace)?;
+        let own = part.of_rank(part.share.index);
+        let parts = self.parts(part.share.count);
+        let of_rank = |by: &HeadPart| {
+            let heads: Vec<usize> = by.heads.clone().collect();
+            let of_head = pick(&q, &heads);
+            let first = own.start;
+            let queries = Self::queries(part, part.share.index, by).into_iter();
+            let queries = queries.map(move |queries| {
+                let start = queries.start - first;
+                of_head.clone().narrow(1, start, queries.len())
+            });
+            let [k, v] = [&k, &v].map(|x| pick(x, &by.key_heads));
+            queries.chain([Tensor::cat(vec![k, v], 2)])
+        };
+        Ok(Stage {
+            flats: vec![joined(parts.iter().flat_map(of_rank), &like)],
+            kept: gate.into_iter().collect(),
+        })
+    }
+
+    /// The outputs of this rank's heads and queries, for each rank in turn.
+    fn attend_heads(&self, given: &Tensor<1>, part: &TokenPart) -> Result<Tensor<1>> {
+        let parts = self.parts(part.share.count);
+        let own = &parts[part.share.index];
+        let [q_width, kv_width] =
+            [own.heads.len(), 2 * own.key_heads.len()].map(|heads| heads * self.head_dim());
+        let mut cut = Cut::new(given);
+        let (mut q, mut kv) = (Vec::new(), Vec::new());
+        for (rank, length) in part.lengths().enumerate() {
+            for queries in Self::queries(part, rank, own) {
+                q.extend(cut.next([part.rows, queries.len(), q_width]));
+            }
+            kv.extend(cut.next([part.rows, length, kv_width]));
+        }
+        let kv = Tensor::cat(kv, 1);
+        let [k, v] = [0, 1].map(|which| {
+            let x = kv.clone().narrow(2, which * kv_width / 2, kv_width / 2);
+            heads(x, own.key_heads.len()).swap_dims(1, 2)
+        });
+        let mut mixed = Vec::new();
+        if !q.is_empty() {
+            let q = heads(Tensor::cat(q, 1), own.heads.len()).swap_dims(1, 2);
+            let mut start = 0;
+            for queries in &part.queries {
+                let window = queries.window.as_ref().filter(|_| self.has_window);
+                let MaskedKeys { attention, keys } = window.unwrap_or(&queries.attention);
+                let length = attention.queries();
+                let q = q.clone().narrow(2, start, length);
+                let [k, v] = [&k, &v].map(|x| x.clone().narrow(2, keys.start, keys.len()));
+                mixed.push(attend(attention, q, k, v)?);
+                start += length;
+            }
+        }
+        if mixed.is_empty() {
+            return Ok(joined([], &kv));
+        }
+        // Queries ascend, and so do those of ranks.
+        let mixed = Tensor::cat(mixed, 1);
+        let lengths = (0..parts.len()).map(|rank| count(&Self::queries(part, rank, own)));
+        let mut start = 0;
+        let of_rank = |length: usize| {
+            start += length;
+            mixed.clone().narrow(1, start - length, length)
+        };
+        let lengths = lengths.filter(|length| *length > 0);
+        Ok(joined(lengths.map(of_rank), &mixed))
+    }
+
+    /// The outputs of all heads for this rank's tokens.
+    fn of_tokens(&self, mixed: &Tensor<1>, part: &TokenPart) -> Tensor<3> {
+        let mut cut = Cut::new(mixed);
+        // Ranks with the same heads follow each other.
+        let parts = self.parts(part.share.count);
+        let groups = parts.chunk_by(|a, b| a.heads == b.heads).map(|group| {
+            let width = group[0].heads.len() * self.head_dim();
+            let mut pieces = Vec::new();
+            for by in group {
+                for queries in Self::queries(part, part.share.index, by) {
+                    let size = [part.rows, queries.len(), width];
+                    pieces.extend(cut.next(size).map(|piece| (queries.start, piece)));
+                }
+            }
+            pieces.sort_by_key(|(start, _)| *start);
+            Tensor::cat(pieces.into_iter().map(|(_, piece)| piece).collect(), 1)
+        });
+        Tensor::cat(groups.collect(), 2)
     }
 }

@@ -137,6 +137,7 @@ impl Vlm {
             recurrence: None,
             draw: None,
             attended: None,
+            part: None,
             balance: None,
         };
         let (caches, mut trace) = (&mut cache.layers, Trace::off());

@@ -2,12 +2,14 @@
 
 use burn::tensor::{Device, Tensor};
 use burn_attention::{Attention, AttentionMask, MaskRules, Sequences, Window};
+use rope_core::Positions;
 use rope_core::position_ids::{Prompt, Rows};
 
-use crate::batch::{Batch, VisionBatch, sequences};
-use crate::delta::Recurrence;
+use crate::batch::{Batch, VisionBatch, rows, sequences};
 use crate::error::{Result, VlmError};
 use crate::model::Vlm;
+use crate::recurrence::Recurrence;
+use crate::shares::{Queries, TokenPart, TokenShare};
 use crate::tensors::{indices, ints};
 
 /// The input of a step.
@@ -38,6 +40,29 @@ impl Vlm {
     /// [`VlmError::Placeholders`]; [`VlmError::Rope`] if tokens, grids, masks and lengths are
     /// inconsistent.
     pub fn batch(&self, inputs: &Inputs) -> Result<Batch> {
+        self.batch_of(inputs, None)
+    }
+
+    /// As [`batch`](Self::batch), for a rank that has a share of the tokens, and the pictures that
+    /// these show. It is for [`backward`](Self::backward) with recomputation, whose walk exchanges
+    /// tokens with the ranks of the other shares.
+    ///
+    /// # Errors
+    /// [`VlmError::Unsupported`] if the rows have fewer tokens than shares; those of
+    /// [`batch`](Self::batch).
+    pub fn batch_part(&self, inputs: &Inputs, share: TokenShare) -> Result<Batch> {
+        let seq = inputs.prompt.input_ids.len() / rows(&inputs.prompt).max(1);
+        if share.index >= share.count || seq < share.count {
+            return Err(VlmError::Unsupported {
+                key: "the tokens of a row",
+                found: format!("{seq}, for {} ranks", share.count),
+                expected: "at least one for each rank that divides them",
+            });
+        }
+        self.batch_of(inputs, Some(share))
+    }
+
+    fn batch_of(&self, inputs: &Inputs, share: Option<TokenShare>) -> Result<Batch> {
         let device = self.device();
         let prompt = &inputs.prompt;
         let position_ids = self.position_rules.position_ids(prompt)?;
@@ -47,10 +72,7 @@ impl Vlm {
         }
         self.expect_tokens(prompt.input_ids.iter().copied().enumerate())?;
         let sequences = sequences(prompt);
-        let rows = match prompt.rows {
-            Rows::Batch(rows) => rows,
-            Rows::Packed(_) => 1,
-        };
+        let rows = rows(prompt);
         let attended = match prompt.attention_mask {
             Some(mask) => mask.to_vec(),
             None => vec![true; tokens],
@@ -77,6 +99,8 @@ impl Vlm {
             let rules = MaskRules { window, ..rules };
             AttentionMask::new(&rules, rows, seq, seq)
         });
+        let window = window.transpose()?;
+        let mask = AttentionMask::new(&rules, rows, seq, seq)?;
         let recurrence = match self.language_model.taps {
             Some(taps) => {
                 let sequences = match rules.cu_seqlens {
@@ -87,19 +111,43 @@ impl Vlm {
             }
             None => None,
         };
+        let part = share.map(|share| {
+            let own = share.own(rows, seq);
+            let parts = self.language_model.attention_parts(share.count);
+            let queries =
+                parts.map(|parts| Queries::of(&parts[share.index], seq, &mask, window.as_ref()));
+            TokenPart {
+                share,
+                rows,
+                tokens: seq,
+                queries: queries.unwrap_or_default(),
+                sequences: rules.cu_seqlens.map(|_| sequences.clone()),
+                attended: own.iter().map(|token| attended[*token]).collect(),
+                own,
+                sees: !(prompt.image_grids.is_empty() && prompt.video_grids.is_empty()),
+            }
+        });
+        let mut positions = position_ids.positions()?;
+        let mut ids = ints(prompt.input_ids.iter().copied(), &device);
+        let mut own_recurrence = recurrence;
+        if let Some(TokenPart { own, .. }) = &part {
+            positions = of_tokens(&positions, own)?;
+            ids = ints(own.iter().map(|token| prompt.input_ids[*token]), &device);
+            own_recurrence = own_recurrence.map(|recurrence| recurrence.of_part(own));
+        }
+        let [own] = ids.dims();
         Ok(Batch {
-            recurrence,
-            input_ids: ints(prompt.input_ids.iter().copied(), &device).reshape([rows, seq]),
-            angles: self
-                .language_model
-                .angles(&position_ids.positions()?, &device)?,
-            attention: Attention::new(AttentionMask::new(&rules, rows, seq, seq)?),
-            window: window.transpose()?.map(Attention::new),
-            vision: self.vision_batch(inputs, &device)?,
+            recurrence: own_recurrence,
+            input_ids: ids.reshape([rows, own / rows.max(1)]),
+            angles: self.language_model.angles(&positions, &device)?,
+            attention: Attention::new(mask),
+            window: window.map(Attention::new),
+            vision: self.vision_batch(inputs, part.as_ref(), &device)?,
             attended,
             sequences,
             packed: matches!(prompt.rows, Rows::Packed(_)),
             position_ids,
+            part,
         })
     }
 
@@ -117,7 +165,13 @@ impl Vlm {
         }
     }
 
-    fn vision_batch(&self, inputs: &Inputs, device: &Device) -> Result<Option<VisionBatch>> {
+    /// The pictures that the tokens show, or those of a part of them.
+    fn vision_batch(
+        &self,
+        inputs: &Inputs,
+        part: Option<&TokenPart>,
+        device: &Device,
+    ) -> Result<Option<VisionBatch>> {
         let prompt = &inputs.prompt;
         let [patch_elems, merged_patches] = match &self.visual {
             Some(tower) => [tower.patch_elems(), tower.merged_patches()],
@@ -173,28 +227,107 @@ impl Vlm {
             patches.extend(its_patches.clone());
             grids.extend(its_grids);
         }
-        let Some(tower) = self.visual.as_ref().filter(|_| !placeholders.is_empty()) else {
+        let tokens = prompt.input_ids.len();
+        let own = part.map_or_else(|| (0..tokens).collect(), |part| part.own.clone());
+        let mut places = vec![None; tokens];
+        for (place, token) in own.iter().enumerate() {
+            places[*token] = Some(place);
+        }
+        let shown = placeholders.iter().zip(&merged);
+        let shown = shown.filter_map(|(token, merged)| Some((places[*token]?, *merged)));
+        let (placeholders_here, merged_here): (Vec<usize>, Vec<usize>) = shown.unzip();
+        let Some(tower) = self
+            .visual
+            .as_ref()
+            .filter(|_| !placeholders_here.is_empty())
+        else {
             return Ok(None);
         };
-        let patches = Tensor::cat(patches, 0).to_device(device).cast(self.dtype());
-        let tower_inputs = tower.inputs(patches, &grids)?;
-        let tokens = prompt.input_ids.len();
-        let mut sources: Vec<i64> = (0..tokens as i64).collect();
         let mut first_tokens = vec![0; patches_of(&grids) / merged_patches];
         for (token, merged) in placeholders.iter().zip(&merged).rev() {
-            sources[*token] = (tokens + merged) as i64;
             first_tokens[*merged] = *token;
         }
-        let is_shared = merged.len() > first_tokens.len();
+        let patches = Tensor::cat(patches, 0);
+        let seen = Seen::new(&grids, merged_patches, &merged_here);
+        let patches = seen.cut(patches, merged_patches);
+        let patches = patches.to_device(device).cast(self.dtype());
+        let tower_inputs = tower.inputs(patches, &seen.grids)?;
+        let first_tokens: Vec<usize> = seen.merged.iter().map(|old| first_tokens[*old]).collect();
+        let merged_here: Vec<usize> = merged_here.iter().map(|old| seen.places[*old]).collect();
+        let mut sources: Vec<i64> = (0..own.len() as i64).collect();
+        for (token, merged) in placeholders_here.iter().zip(&merged_here) {
+            sources[*token] = (own.len() + merged) as i64;
+        }
+        let is_one_to_one = merged_here.iter().copied().eq(0..first_tokens.len());
         Ok(Some(VisionBatch {
             order: tower_inputs.in_order(&first_tokens),
             group: merged_patches as u64,
             inputs: tower_inputs,
-            placeholders: indices(placeholders, device),
-            merged: is_shared.then(|| indices(merged, device)),
+            placeholders: indices(placeholders_here, device),
+            merged: (!is_one_to_one).then(|| indices(merged_here, device)),
             sources: ints(sources.into_iter(), device),
         }))
     }
+}
+
+/// The grids of which some merged patches are read.
+struct Seen {
+    grids: Vec<[usize; 3]>,
+    /// Their merged patches, among those of all grids.
+    merged: Vec<usize>,
+    /// The place among them of each merged patch of all grids.
+    places: Vec<usize>,
+}
+
+impl Seen {
+    fn new(all: &[[usize; 3]], merged_patches: usize, read: &[usize]) -> Self {
+        let count = patches_of(all) / merged_patches;
+        let mut is_read = vec![false; count];
+        read.iter().for_each(|merged| is_read[*merged] = true);
+        let (mut grids, mut merged, mut places) = (Vec::new(), Vec::new(), vec![0; count]);
+        let mut start = 0;
+        for grid in all {
+            let end = start + patches_of(std::slice::from_ref(grid)) / merged_patches;
+            if is_read[start..end].contains(&true) {
+                grids.push(*grid);
+                for old in start..end {
+                    places[old] = merged.len();
+                    merged.push(old);
+                }
+            }
+            start = end;
+        }
+        Self {
+            grids,
+            merged,
+            places,
+        }
+    }
+
+    /// Their patches, from those of all grids.
+    fn cut(&self, patches: Tensor<2>, merged_patches: usize) -> Tensor<2> {
+        if self.merged.len() == self.places.len() {
+            return patches;
+        }
+        let runs = self.merged.chunk_by(|a, b| a + 1 == *b);
+        let runs = runs.map(|run| {
+            let [first, count] = [run[0], run.len()].map(|merged| merged * merged_patches);
+            patches.clone().narrow(0, first, count)
+        });
+        Tensor::cat(runs.collect(), 0)
+    }
+}
+
+/// The positions of some tokens.
+fn of_tokens(positions: &Positions, tokens: &[usize]) -> Result<Positions> {
+    let axes = 0..positions.axis_count();
+    let of_axis = |axis| {
+        tokens
+            .iter()
+            .map(move |token| positions.value(axis, *token))
+    };
+    let values: Vec<f64> = axes.clone().flat_map(of_axis).collect();
+    Ok(Positions::real(axes.len(), &values)?)
 }
 
 /// The number of patches of grids.

@@ -20,8 +20,9 @@
 //! | `step` | the data of a pass that its layers share |
 //! | `layers` | attention, feed-forward network and norm, shared by both towers |
 //! | `vision`, `decoder` | the two towers |
-//! | `delta` | decoder layers with a state instead of keys and values |
+//! | `delta`, `recurrence` | decoder layers with a state instead of keys and values; its sequences |
 //! | `experts`, `divided` | feed-forward networks of experts, of which a token passes some; on several ranks |
+//! | `shares`, `stages`, `context` | where ranks divide tokens: those and the heads of a rank; layers in stages; passes |
 //! | `model` | both together |
 //! | `linear` | a linear layer, and the adapter beside its weight |
 //! | `trained`, `whole`, `lora`, `peft` | what is trained: whole weights; adapters; their files |
@@ -35,6 +36,7 @@ mod backward;
 mod balance;
 mod batch;
 mod config;
+mod context;
 mod decoder;
 mod delta;
 mod divided;
@@ -53,7 +55,10 @@ mod names;
 mod patches;
 mod peft;
 mod random;
+mod recurrence;
+mod shares;
 mod sizes;
+mod stages;
 mod step;
 mod streamed;
 mod tensors;
@@ -85,6 +90,7 @@ pub use lora::{AdaptedLayer, Parameter};
 pub use merge::{Merge, MergeCheck, MergedTensor};
 pub use model::Vlm;
 pub use rope_burn::{Implementation, rope_core};
+pub use shares::TokenShare;
 pub use trace::{Sampled, Segment, Trace, sampled_elements};
 pub use trained::{LoraConfig, ModelPart, TrainedWeights};
 pub use transfer::{Progress, Transfer};

@@ -10,7 +10,7 @@ use vlm_family::Family;
 use crate::batch::Batch;
 use crate::config::VlmConfig;
 use crate::decoder::{Decoder, Layer};
-use crate::error::Result;
+use crate::error::{Result, VlmError};
 use crate::layers::LayerCache;
 use crate::random::Draws;
 use crate::step::Common;
@@ -148,6 +148,10 @@ impl Vlm {
         caches: &mut [LayerCache],
         (draws, trace): (Option<&Draws>, &mut Trace),
     ) -> Result<Tensor<3>> {
+        if batch.part.is_some() {
+            let reason = "ranks divide the tokens of a batch in backward alone, with recomputation";
+            return Err(VlmError::Walk(reason.to_owned()));
+        }
         let model = self.for_pass(false);
         let seen = match (&model.visual, &batch.vision) {
             (Some(tower), Some(vision)) => Some(tower.forward(&vision.inputs, draws, trace)?),

@@ -5,8 +5,9 @@ use burn_attention::Attention;
 use rope_burn::RotaryAngles;
 
 use crate::balance::Balance;
-use crate::delta::Recurrence;
 use crate::linear::Draw;
+use crate::recurrence::Recurrence;
+use crate::shares::TokenPart;
 
 /// The inputs that all layers of a pass share.
 #[derive(Clone, Copy)]
@@ -21,6 +22,8 @@ pub(crate) struct Common<'a> {
     pub(crate) draw: Draw<'a>,
     /// False for each token that is padding, if some are.
     pub(crate) attended: Option<&'a [bool]>,
+    /// The part of the tokens that this rank has, if ranks divide them.
+    pub(crate) part: Option<&'a TokenPart>,
     /// Follows the routers of experts.
     pub(crate) balance: Option<&'a Balance<'a>>,
 }

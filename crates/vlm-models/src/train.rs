@@ -8,9 +8,10 @@ use burn_attention::{CrossEntropy, IGNORED};
 use rope_core::position_ids::Prompt;
 
 use crate::backward::numbers;
-use crate::batch::{Batch, sequences};
+use crate::batch::{Batch, rows, sequences};
 use crate::error::{Result, VlmError};
 use crate::model::Vlm;
+use crate::shares::TokenShare;
 use crate::trace::Trace;
 
 impl Vlm {
@@ -67,10 +68,20 @@ impl Vlm {
         reduced: fn(&CrossEntropy, Tensor<2>, Tensor<2>) -> burn_attention::Result<Tensor<1>>,
     ) -> Result<Tensor<1>> {
         let [rows, seq, channels] = hidden.dims();
-        let targets = self.targets(&batch.sequences, &batch.attended, labels)?;
+        let targets = self.own_targets(batch, labels)?;
         let loss = CrossEntropy::new(&targets, self.vocab_size)?;
         let hidden = hidden.reshape([rows * seq, channels]);
         Ok(reduced(&loss, hidden, self.head())?)
+    }
+
+    fn own_targets(&self, batch: &Batch, labels: &[i64]) -> Result<Vec<i64>> {
+        let targets = self.targets(&batch.sequences, &batch.attended, labels)?;
+        Ok(batch.own(targets))
+    }
+
+    /// The labelled tokens of this rank.
+    pub(crate) fn own_labelled(&self, batch: &Batch, labels: &[i64]) -> Result<usize> {
+        Ok(counted(&self.own_targets(batch, labels)?))
     }
 
     /// Computes the loss of each labelled token in nats, in the order of the tokens: the terms of
@@ -101,6 +112,21 @@ impl Vlm {
     /// # Errors
     /// As [`loss`](Self::loss), except [`VlmError::NoTargets`]: the count may be 0.
     pub fn labelled(&self, prompt: &Prompt, labels: &[i64]) -> Result<usize> {
+        let [all, _] = self.labelled_part(prompt, labels, TokenShare::ALL)?;
+        Ok(all)
+    }
+
+    /// As [`labelled`](Self::labelled): those of all ranks, and of the rank with a share of the
+    /// tokens.
+    ///
+    /// # Errors
+    /// Those of [`labelled`](Self::labelled).
+    pub fn labelled_part(
+        &self,
+        prompt: &Prompt,
+        labels: &[i64],
+        share: TokenShare,
+    ) -> Result<[usize; 2]> {
         // Checks that lengths, masks and tokens are consistent.
         self.position_rules.position_ids(prompt)?;
         let sequences = sequences(prompt);
@@ -108,8 +134,13 @@ impl Vlm {
         let attended = prompt.attention_mask.map(<[bool]>::to_vec);
         let attended = attended.unwrap_or_else(|| vec![true; tokens]);
         match self.targets(&sequences, &attended, labels) {
-            Ok(targets) => Ok(targets.iter().filter(|target| **target != IGNORED).count()),
-            Err(VlmError::NoTargets) => Ok(0),
+            Ok(targets) => {
+                let rows = rows(prompt);
+                let own = share.own(rows, tokens / rows.max(1)).into_iter();
+                let own: Vec<i64> = own.map(|token| targets[token]).collect();
+                Ok([counted(&targets), counted(&own)])
+            }
+            Err(VlmError::NoTargets) => Ok([0; 2]),
             Err(error) => Err(error),
         }
     }
@@ -172,4 +203,9 @@ impl Vlm {
         })?;
         Ok((model, loss))
     }
+}
+
+/// The number of targets that count.
+fn counted(targets: &[i64]) -> usize {
+    targets.iter().filter(|target| **target != IGNORED).count()
 }

@@ -315,6 +315,7 @@ impl VisionTower {
             recurrence: None,
             draw: draws.map(|draws| &draws.patches[..]),
             attended: None,
+            part: None,
             balance: None,
         }
     }

@@ -12,6 +12,7 @@ use crate::decoder::Layer;
 use crate::error::{Result, VlmError};
 use crate::linear::prepare;
 use crate::model::{TABLE, Vlm};
+use crate::stages::Mixing;
 use crate::tensors::{trains, wanted_inputs};
 use crate::vision::VisionTower;
 
@@ -64,6 +65,13 @@ pub enum Visit {
     /// The same ranks exchange the gradients of these outputs and inputs, of the last
     /// [`Experts`](Self::Experts) of the layer.
     ExpertGradients(usize),
+    /// The ranks that divide the tokens exchange those of a layer.
+    Exchange {
+        /// The layer.
+        layer: usize,
+        /// True for numbers at least in f32, false for the model's type.
+        is_wide: bool,
+    },
 }
 
 /// Weights by parameter, flat and without autodiff.
@@ -122,10 +130,24 @@ pub trait Walk {
     fn pass_expert_gradients(&mut self, _layer: usize, _gradient: Tensor<2>) -> Result<Tensor<2>> {
         Err(no_ranks())
     }
+
+    /// Gives elements to the ranks that divide the tokens, as many as the first list says for each,
+    /// and returns those that they give to this one, as many as the second list says.
+    ///
+    /// # Errors
+    /// [`VlmError::Walk`](crate::VlmError::Walk) to end the pass, as by default.
+    fn exchange(
+        &mut self,
+        _visit: Visit,
+        _given: Tensor<1>,
+        _counts: [&[usize]; 2],
+    ) -> Result<Tensor<1>> {
+        Err(no_ranks())
+    }
 }
 
 fn no_ranks() -> VlmError {
-    let reason = "the experts are divided among ranks, and this pass reaches none of the others";
+    let reason = "ranks divide experts or tokens, and this pass reaches none of the others";
     VlmError::Walk(reason.to_owned())
 }
 
@@ -158,13 +180,26 @@ impl Vlm {
     /// The events of [`backward`](Self::backward) with recomputation, in order. `sees`: the batch
     /// has pictures or videos.
     pub fn visits(&self, sees: bool) -> Vec<Visit> {
-        let mut visits = self.visits_of_loss(sees);
+        self.visits_of(sees, false)
+    }
+
+    /// As [`visits`](Self::visits), of ranks that divide the tokens.
+    pub fn visits_of_parts(&self, sees: bool) -> Vec<Visit> {
+        self.visits_of(sees, true)
+    }
+
+    fn visits_of(&self, sees: bool, in_parts: bool) -> Vec<Visit> {
+        let mut visits = self.visits_of_loss(sees, in_parts);
         let wanted = self.wanted(sees);
         let depth = self.language_model.depth();
         visits.push(Visit::Complete(Block::Head));
         let visited = (0..depth).rev().filter(|index| wanted.inputs[index + 1]);
         for index in visited {
             visits.push(Visit::Enter(Block::Layer(index)));
+            if in_parts {
+                let exchanges = self.language_model.layers[index].exchanges(index);
+                visits.extend(exchanges.concat());
+            }
             if self.language_model.layers[index].is_divided() {
                 visits.extend([Visit::Experts(index), Visit::ExpertGradients(index)]);
             }
@@ -184,14 +219,17 @@ impl Vlm {
     }
 
     /// The events of the forward pass and the loss, in order.
-    fn visits_of_loss(&self, sees: bool) -> Vec<Visit> {
+    fn visits_of_loss(&self, sees: bool, in_parts: bool) -> Vec<Visit> {
         let tower = self.visual.as_ref().filter(|_| sees);
         let tower = tower.map(|tower| (0..tower.depth()).map(Block::TowerBlock));
         let tower = tower.map(|blocks| std::iter::once(Block::Tower).chain(blocks));
         let layers = self.language_model.layers.iter().enumerate();
         let layers = layers.flat_map(|(index, layer)| {
+            let [exchanges, _] = layer.exchanges(index);
+            let exchanges = exchanges.into_iter().filter(move |_| in_parts);
             let experts = layer.is_divided().then_some(Visit::Experts(index));
-            std::iter::once(Visit::Enter(Block::Layer(index))).chain(experts)
+            let entered = std::iter::once(Visit::Enter(Block::Layer(index)));
+            entered.chain(exchanges).chain(experts)
         });
         let first = tower.into_iter().flatten().chain([Block::Words]);
         let last = self.head_blocks().iter().copied();
@@ -234,6 +272,16 @@ impl Vlm {
 }
 
 impl Layer {
+    /// The exchanges of ranks that divide the tokens: in a forward pass, and those of gradients.
+    fn exchanges(&self, layer: usize) -> [Vec<Visit>; 2] {
+        let stages = self.mixing().map_or(&[][..], Mixing::exchanges);
+        let are_wide = stages.iter().copied().flatten().copied();
+        let visit = |is_wide| Visit::Exchange { layer, is_wide };
+        let there: Vec<Visit> = are_wide.map(visit).collect();
+        let back = there.iter().rev().copied().collect();
+        [there, back]
+    }
+
     /// The layer with its weights from a walk, if it provides them.
     pub(crate) fn at(&self, index: usize, walk: &mut dyn Walk) -> Result<Cow<'_, Self>> {
         if !walk.provides() {

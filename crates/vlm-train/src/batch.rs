@@ -2,8 +2,8 @@
 
 use burn::tensor::{Device, Tensor, TensorData};
 use vlm_data::{Fingerprint, MicroBatch, SampleRows};
-use vlm_models::Inputs;
 use vlm_models::rope_core::position_ids::{Prompt, Rows};
+use vlm_models::{Inputs, TokenShare};
 
 /// The tokens with the data that determines their positions.
 pub(crate) fn prompt(micro: &MicroBatch) -> Prompt<'_> {
@@ -53,12 +53,17 @@ pub(crate) fn sees(micro: &MicroBatch) -> bool {
     micro.patch_rows() != [0, 0]
 }
 
-/// Tokens, without padding.
-pub(crate) fn tokens(micro: &MicroBatch) -> usize {
+/// Tokens of a share, without padding.
+pub(crate) fn tokens(micro: &MicroBatch, share: TokenShare) -> usize {
+    let all = micro.input_ids.len();
     match &micro.rows {
-        SampleRows::Packed { .. } => micro.input_ids.len(),
-        SampleRows::Padded { attention_mask, .. } => {
-            attention_mask.iter().filter(|token| **token).count()
+        SampleRows::Packed { .. } => share.own(1, all).len(),
+        SampleRows::Padded {
+            rows,
+            attention_mask,
+        } => {
+            let own = share.own(*rows, all / (*rows).max(1)).into_iter();
+            own.filter(|token| attention_mask[*token]).count()
         }
     }
 }

@@ -39,6 +39,7 @@ mod answer;
 mod batch;
 mod checkpoint;
 pub mod compare;
+mod context;
 mod error;
 mod experts;
 mod folder;

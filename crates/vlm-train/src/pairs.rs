@@ -13,7 +13,7 @@ use vlm_data::text::IGNORED;
 use vlm_data::{MicroBatch, SampleRows};
 use vlm_models::{Backward, Trace, Vlm};
 
-use crate::batch::{inputs, lines, seeds, sees, tokens};
+use crate::batch::{inputs, lines, seeds, sees};
 use crate::error::{Result, VlmTrainError};
 use crate::passes::Passes;
 use crate::preference::{AnswerScores, Preference};
@@ -160,7 +160,7 @@ impl Trainer {
             batch.iter().map(|micro| micro.pairs.len()).sum(),
             imitated,
             places.iter().map(Vec::len).sum(),
-            batch.iter().map(tokens).sum(),
+            batch.iter().map(|micro| self.own_tokens(micro)).sum(),
         ];
         if let Some(peers) = &self.peers {
             counts = peers.add(counts)?;

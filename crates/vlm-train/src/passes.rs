@@ -1,5 +1,5 @@
 //! The passes of a batch's micro-batches, and between them the collectives of what is in shards and
-//! of divided experts.
+//! of divided experts and tokens.
 //!
 //! Ranks have different micro-batches, some without pictures, and some ranks fewer of them. So that
 //! all run the same collectives in the same order, each round, of one micro-batch per rank, follows
@@ -79,9 +79,11 @@ impl Trainer {
     pub(crate) fn validation_passes(&self) -> Option<Passes<'_>> {
         // Its passes complete no gradients.
         let rounds = self.rounds(self.model.clone().no_grad())?;
-        (rounds.has_weights() || rounds.experts.is_some()).then(|| Passes {
-            sums: GradientSums::default(),
-            rounds: Some(rounds),
+        (rounds.has_weights() || rounds.experts.is_some() || rounds.peers.context > 1).then(|| {
+            Passes {
+                sums: GradientSums::default(),
+                rounds: Some(rounds),
+            }
         })
     }
 
@@ -93,7 +95,7 @@ impl Trainer {
         let mut gradients = GradientSums::default();
         // Converted when a block has dropped its weights.
         gradients.keeps_types = usize::MAX;
-        (shards.is_some() || experts.is_some()).then(|| Rounds {
+        (shards.is_some() || experts.is_some() || peers.context > 1).then(|| Rounds {
             device: model.device().inner(),
             model,
             shards,
@@ -230,16 +232,31 @@ impl Walk for Passes<'_> {
         rounds.skip_to(Visit::ExpertGradients(layer), &mut self.sums)?;
         rounds.pass_expert_gradients(layer, Some(gradient), &mut self.sums)
     }
+
+    fn exchange(
+        &mut self,
+        visit: Visit,
+        given: Tensor<1>,
+        counts: [&[usize]; 2],
+    ) -> vlm_models::Result<Tensor<1>> {
+        let rounds = self.rounds.as_mut().ok_or_else(no_rounds)?;
+        rounds.skip_to(visit, &mut self.sums)?;
+        rounds.peers.exchange_tokens(given, counts)
+    }
 }
 
 fn no_rounds() -> VlmError {
-    VlmError::Walk("the ranks of the other experts are in no pass together".to_owned())
+    VlmError::Walk("the ranks are in no pass together".to_owned())
 }
 
 impl<'a> Rounds<'a> {
     fn begin(&mut self) {
         let sees = self.rounds.pop_front().unwrap_or(false);
-        let visits = self.model.visits(sees).into_iter();
+        let visits = match self.peers.context {
+            1 => self.model.visits(sees),
+            _ => self.model.visits_of_parts(sees),
+        };
+        let visits = visits.into_iter();
         self.visits = visits.filter(|visit| self.is_due(*visit)).collect();
     }
 
@@ -249,6 +266,7 @@ impl<'a> Rounds<'a> {
             Visit::Enter(_) => self.has_weights(),
             Visit::Complete(block) => self.trained_flats(block).next().is_some(),
             Visit::Experts(_) | Visit::ExpertGradients(_) => self.experts.is_some(),
+            Visit::Exchange { .. } => true,
         }
     }
 
@@ -327,6 +345,11 @@ impl<'a> Rounds<'a> {
             }
             Visit::ExpertGradients(layer) => {
                 self.pass_expert_gradients(layer, None, sums)?;
+                Ok(Weights::new())
+            }
+            Visit::Exchange { is_wide, .. } => {
+                let like = (&self.device, self.model.dtype());
+                self.peers.exchange_none(is_wide, like)?;
                 Ok(Weights::new())
             }
         }

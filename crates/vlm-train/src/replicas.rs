@@ -44,6 +44,7 @@ impl Trainer {
             rank,
             collective,
             experts: None,
+            context: 1,
         });
         Ok(self)
     }
@@ -125,6 +126,7 @@ impl Trainer {
             "recipe": value(&self.recipe),
             "steps": self.steps,
             "expert-parallel": peers.experts.as_ref().map_or(1, ExpertRanks::size),
+            "context": peers.context,
             "sharding": peers.shards.as_ref().map_or(Sharding::None, |shards| shards.sharding),
             "trained": {
                 "parameters": fingerprint(&parameters.join("\n")),

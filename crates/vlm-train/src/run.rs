@@ -192,6 +192,10 @@ pub fn run(
         let text = "a step whose experts are divided is not recorded; leave one of both out";
         return Err(VlmTrainError::Options(text.to_owned()));
     }
+    if options.record_step.is_some() && trainer.token_share().is_some() {
+        let text = "a step whose tokens are divided is not recorded; leave one of both out";
+        return Err(VlmTrainError::Options(text.to_owned()));
+    }
     let folder = options.folder.path();
     let is_first = trainer.is_first();
     let unlocked = is_first && !options.folder.is_own();
@@ -228,11 +232,14 @@ pub fn run(
         let words = trainer.hear(Word {
             stop: options.stop.load(Ordering::Relaxed),
             save: is_first && clock.is_due(),
-            lines: batch
-                .micro_batches
-                .iter()
-                .flat_map(vlm_data::MicroBatch::sample_lines)
-                .collect(),
+            lines: match trainer.leads() {
+                true => batch
+                    .micro_batches
+                    .iter()
+                    .flat_map(vlm_data::MicroBatch::sample_lines)
+                    .collect(),
+                false => Vec::new(),
+            },
         })?;
         if let Some(log) = &mut log {
             let mut lines: Vec<u64> = words.iter().flat_map(|word| &word.lines).copied().collect();

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use vlm_data::{Cut, DataPosition, MicroBatch, TrainingSample};
 use vlm_models::{Backward, Parameter, RouterLoads, RouterLoss, Trace, Vlm, VlmError};
 
-use crate::batch::{inputs, lines, prompt, seeds, sees, tokens};
+use crate::batch::{inputs, lines, prompt, seeds, sees};
 use crate::checkpoint::Validations;
 use crate::error::{Result, VlmTrainError};
 use crate::groups::PolicyReport;
@@ -305,11 +305,15 @@ impl Trainer {
             return Err(VlmTrainError::Options(text.to_owned()));
         }
         let step = self.steps + 1;
-        let labelled = self.labelled(batch)?;
+        let labelled = batch.iter().map(|micro| self.labelled_part(micro));
+        let labelled = labelled.collect::<vlm_models::Result<Vec<_>>>()?;
         let counts = [
-            labelled.iter().sum(),
-            labelled.iter().filter(|labelled| **labelled > 0).count(),
-            batch.iter().map(tokens).sum(),
+            labelled.iter().map(|[_, own]| own).sum(),
+            match self.leads() {
+                true => labelled.iter().filter(|[all, _]| *all > 0).count(),
+                false => 0,
+            },
+            batch.iter().map(|micro| self.own_tokens(micro)).sum(),
         ];
         let [all, counted, read] = match &self.peers {
             Some(peers) => peers.add(counts)?,
@@ -323,7 +327,7 @@ impl Trainer {
             batch
                 .iter()
                 .zip(&labelled)
-                .filter(|(_, labelled)| **labelled > 0)
+                .filter(|(_, [of_micro, _])| *of_micro > 0)
         };
         let router_loss = match self.recipe.router_loss {
             Some(factor) => Some((
@@ -338,10 +342,11 @@ impl Trainer {
         if recording.is_some() {
             passes.record(scale);
         }
-        for (micro, labelled) in learned() {
+        for (micro, [of_micro, own]) in learned() {
+            // Of the mean over this rank's tokens.
             let weight = match self.recipe.loss_rule {
-                LossRule::Tokens => *labelled as f64 / all as f64,
-                LossRule::MicroBatches => 1.0 / counted as f64,
+                LossRule::Tokens => *own as f64 / all as f64,
+                LossRule::MicroBatches => *own as f64 / (of_micro * counted) as f64,
             };
             let recording = recording.as_deref_mut();
             let seeds = seeds(micro, self.recipe.seed, self.steps);
@@ -457,7 +462,7 @@ impl Trainer {
         let model = model.unwrap_or_else(|| self.model.clone());
         let mut loads = RouterLoads::default();
         for micro in batch {
-            let ready = model.batch(&inputs(micro, &model.device()))?;
+            let ready = self.own_batch(&model, micro)?;
             let seeds = seeds(micro, self.recipe.seed, self.steps);
             let how = Backward {
                 seeds: Some(&seeds),
@@ -494,7 +499,7 @@ impl Trainer {
         passes: &mut Passes<'_>,
         recording: Option<&mut Recording>,
     ) -> Result<f64> {
-        let ready = self.model.batch(&inputs(micro, &self.model.device()))?;
+        let ready = self.own_batch(&self.model, micro)?;
         let mut trace = match &recording {
             Some(recording) => recording.trace(&self.model, micro)?,
             None => Trace::off(),
@@ -553,8 +558,9 @@ impl Trainer {
     /// Names the first activation, in the order of a forward pass, that has an infinite element or
     /// NaN, as [`Trace`] does.
     fn first_not_finite(&self, micro: &MicroBatch) -> Result<String> {
-        if self.has_parts() {
-            return Ok("no rank has all weights, so no activation was examined".to_owned());
+        if self.has_parts() || self.token_share().is_some() {
+            let text = "no rank has all weights and tokens, so no activation was examined";
+            return Ok(text.to_owned());
         }
         let model = self.model.valid();
         let mut trace = Trace::recording();
@@ -597,16 +603,15 @@ impl Trainer {
         let mut passes = self.validation_passes();
         let model = passes.as_ref().and_then(Passes::model);
         let model = model.unwrap_or_else(|| self.model.valid());
-        let device = model.device();
         let (mut sum, mut all, mut without) = (0.0, 0, Vec::new());
         for micro in micro_batches {
             let micro = micro.map_err(|source| VlmTrainError::Data { step, source })?;
-            let labelled = self.model.labelled(&prompt(&micro), &micro.labels)?;
+            let [labelled, own] = self.labelled_part(&micro)?;
             if labelled == 0 {
                 without.extend(micro.lines);
                 continue;
             }
-            let ready = model.batch(&inputs(&micro, &device))?;
+            let ready = self.own_batch(&model, &micro)?;
             let mean = match &mut passes {
                 Some(passes) => {
                     passes.hears(Some(sees(&micro)))?;
@@ -624,8 +629,8 @@ impl Trainer {
                     f64::from(mean)
                 }
             };
-            sum += mean * labelled as f64;
-            all += labelled;
+            sum += mean * own as f64;
+            all += own;
         }
         if let Some(passes) = &mut passes {
             while passes.hears(None)? {

@@ -85,9 +85,21 @@ fn elements(file: &[u8]) -> Vec<f32> {
     numbers.iter().map(|raw| f32::from_le_bytes(*raw)).collect()
 }
 
-/// A run of one device, and of each number of ranks of which some divide the experts; short ones
-/// twice, equal to the bit. `bounds`: of losses, of norms, and of weights.
 fn agree(job: Job, divisions: &[[usize; 2]], bounds: [f64; 3]) {
+    agree_divided(
+        job,
+        (divisions, |job, size| job.expert_parallel = size),
+        bounds,
+    );
+}
+
+/// A run of one device, and of each number of ranks of which some divide something; short ones
+/// twice, equal to the bit. `bounds`: of losses, of norms, and of weights.
+pub(crate) fn agree_divided(
+    job: Job,
+    (divisions, divide): (&[[usize; 2]], fn(&mut Job, usize)),
+    bounds: [f64; 3],
+) {
     let steps = job.recipe.steps;
     let of = |name: &str| {
         let folder = Folder::new(&format!("{:?}-{name}", job.loads));
@@ -97,15 +109,16 @@ fn agree(job: Job, divisions: &[[usize; 2]], bounds: [f64; 3]) {
         };
         (folder, job)
     };
-    let (alone, of_one) = of("alone");
+    let (alone, mut of_one) = of("alone");
+    of_one.state = Sharding::None;
     let expected = train(None, &of_one, Fault::None).unwrap().reports;
     let weights = elements(&best(&alone));
-    for [ranks, expert_parallel] in divisions.iter().copied() {
-        let name = format!("{} of {ranks}, {expert_parallel}", job.family);
+    for [ranks, size] in divisions.iter().copied() {
+        let name = format!("{}, {size} of {ranks}", job.family);
         let runs = if steps > 3 { 1 } else { 2 };
         let mut runs = (0..runs).map(|again| {
-            let (folder, mut job) = of(&format!("{ranks}-{expert_parallel}-{again}"));
-            job.expert_parallel = expert_parallel;
+            let (folder, mut job) = of(&format!("{ranks}-{size}-{again}"));
+            divide(&mut job, size);
             let all = train_ranks(ranks, &job).unwrap();
             let reports: Vec<_> = all.into_iter().map(|rank| rank.reports).collect();
             assert!(reports.iter().all(|rank| *rank == reports[0]), "{name}");

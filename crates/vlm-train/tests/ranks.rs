@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{DType, Device, Tensor};
-use vlm_data::{DataPosition, GlobalBatch, MicroBatch, VlmDataError};
+use vlm_data::{DataPosition, GlobalBatch, MicroBatch, TrainingSample, VlmDataError};
 use vlm_models::VlmConfig;
 use vlm_train::{
     Batches, Begun, Checkpoints, Collective, Ending, Event, HostSums, Rank, RankGroup, Recipe,
@@ -62,7 +62,7 @@ pub(crate) enum Fault {
 /// micro-batches of uneven length where there are several.
 fn batches(
     config: &VlmConfig,
-    batch: usize,
+    (batch, cut): (usize, fn(Vec<TrainingSample>) -> MicroBatch),
     (rank, ranks): (usize, usize),
     from: usize,
     fault: Fault,
@@ -90,9 +90,9 @@ fn batches(
         let own: Vec<_> = own
             .map(|index| sample((step * batch + index) % 8, config))
             .collect();
-        let cut = own.len().div_ceil(2).max(1);
+        let half = own.len().div_ceil(2).max(1);
         let micro_batches: Vec<MicroBatch> =
-            own.chunks(cut).map(|part| packed(part.to_vec())).collect();
+            own.chunks(half).map(|part| cut(part.to_vec())).collect();
         let next = DataPosition {
             fingerprint: 7,
             seed: None,
@@ -167,6 +167,9 @@ pub(crate) struct Job {
     pub(crate) state: Sharding,
     /// Ranks that divide the experts.
     pub(crate) expert_parallel: usize,
+    /// Ranks that divide the tokens.
+    pub(crate) context: usize,
+    pub(crate) cut: fn(Vec<TrainingSample>) -> MicroBatch,
     pub(crate) loads: Loads,
     pub(crate) precision: DType,
     pub(crate) resume: bool,
@@ -183,6 +186,8 @@ impl Job {
             batch: 4,
             state: Sharding::None,
             expert_parallel: 1,
+            context: 1,
+            cut: packed,
             loads: Loads::Drawn,
             precision: DType::F32,
             resume: false,
@@ -244,7 +249,8 @@ pub(crate) fn train(
     let mut trainer = Trainer::new(model, recipe)?;
     let mut place = (0, 1);
     if let Some(rank) = rank {
-        place = (rank.rank(), rank.ranks());
+        let ranks = rank.ranks() / job.context.max(1);
+        place = (rank.rank() / job.context.max(1), ranks);
         let state = match fault {
             Fault::OtherState => Sharding::Optimizer,
             _ => job.state,
@@ -256,6 +262,7 @@ pub(crate) fn train(
         };
         trainer = trainer.with_ranks(rank.clone(), sums, state)?;
         trainer = trainer.with_expert_parallel(job.expert_parallel)?;
+        trainer = trainer.with_context(job.context)?;
         if reads_parts {
             trainer = trainer.with_parts_of(&config, &base(job.family))?;
         }
@@ -264,7 +271,8 @@ pub(crate) fn train(
         trainer = trainer.resume(folder, &identity)?;
     }
     let validation = || -> vlm_data::Result<Batches<'_>> {
-        Ok(Box::new(batches(&config, 4, place, 1, Fault::None).take(1)))
+        let of_validation = batches(&config, (4, job.cut), place, 1, Fault::None);
+        Ok(Box::new(of_validation.take(1)))
     };
     let options = RunOptions {
         folder: &RunFolder::shared(folder),
@@ -288,7 +296,7 @@ pub(crate) fn train(
     let from = trainer
         .position()
         .map_or(0, |position| position.samples as usize / batch);
-    let mut batches = batches(&config, *batch, place, from, fault);
+    let mut batches = batches(&config, (*batch, job.cut), place, from, fault);
     let mut reports = Vec::new();
     let ending = run(&mut trainer, &mut batches, options, &mut |event| {
         if let Event::Step(done) = event {

@@ -6,6 +6,7 @@
 mod common;
 mod compare;
 mod compare_ranks;
+mod context;
 mod expert_parallel;
 mod generation;
 mod job;

@@ -63,9 +63,13 @@ pub(crate) struct FinetuneArgs {
     #[arg(long, hide = true, conflicts_with = "shard")]
     shard_optimizer: bool,
 
-    /// Expert parallelism: devices that hold one copy of the experts, each a part of them
+    /// Expert parallelism: devices per copy of the experts
     #[arg(long, help_heading = "Devices", value_name = "N", default_value_t = 1, value_parser = count_in(1..=MOST_DIVIDING))]
     pub(super) expert_parallel: usize,
+
+    /// Context parallelism: devices per micro-batch
+    #[arg(long, help_heading = "Devices", value_name = "N", default_value_t = 1, value_parser = count_in(1..=MOST_DIVIDING))]
+    pub(super) context: usize,
 
     /// File of options, in TOML, such as micro-tokens = 2048; options given here win. Each run
     /// writes its own
@@ -184,6 +188,7 @@ impl FinetuneArgs {
             all: self.hosts * self.device.len(),
             sharding: self.shard,
             expert_parallel: self.expert_parallel,
+            context: self.context,
             // A proof writes nothing.
             writes: self.host == 0 && !self.proves(),
         }

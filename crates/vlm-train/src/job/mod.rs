@@ -37,6 +37,7 @@ pub use self::records::{DataFile, Faulty, LabelOptions, RecordOptions, TooLong};
 pub use self::team::{HostTeam, Team};
 use crate::answer::{Questions, stop_tokens};
 use crate::checkpoint::Identity;
+use crate::context::ContextDivision;
 use crate::error::{Result, VlmTrainError};
 use crate::experts::ExpertDivision;
 use crate::folder::RunFolder;
@@ -114,6 +115,8 @@ pub struct RunRanks {
     pub sharding: Sharding,
     /// The devices that divide the experts of a layer; 1 if each has all of them.
     pub expert_parallel: usize,
+    /// The devices that divide the tokens of a micro-batch; 1 if each has its own micro-batches.
+    pub context: usize,
     /// True for the process with the first rank, which writes the folder of the run.
     pub writes: bool,
 }
@@ -124,6 +127,7 @@ impl Default for RunRanks {
             all: 1,
             sharding: Sharding::None,
             expert_parallel: 1,
+            context: 1,
             writes: true,
         }
     }
@@ -261,6 +265,19 @@ impl Finetune {
                     );
                     return Err(VlmTrainError::Options(text));
                 }
+            }
+        }
+        if ranks.context != 1 {
+            let division = ContextDivision {
+                size: ranks.context,
+                ranks: ranks.all,
+                expert_parallel: ranks.expert_parallel,
+            };
+            division.check(&self.options.recipe(&self.trained, MOST_STEPS))?;
+            if self.options.output.record_step.is_some() {
+                let text = "--context leaves no device with all tokens, which --record-step needs; \
+                            leave one of them out";
+                return refused(text);
             }
         }
         self.ranks = ranks;
@@ -426,12 +443,15 @@ impl Job {
             loading.epochs = steps.div_ceil(epoch_steps.max(1)) as u64;
         }
         if let Some(Member { rank, sums, locals }) = member {
-            (loading.rank, loading.ranks) = (rank.rank(), rank.ranks());
+            // Ranks that divide micro-batches have the same.
+            let context = self.ranks.context;
+            (loading.rank, loading.ranks) = (rank.rank() / context, rank.ranks() / context);
             loading.threads = loading.threads.div_ceil(locals);
             loading.ahead_bytes /= locals;
             trainer = trainer
                 .with_ranks(rank, sums, self.ranks.sharding)?
-                .with_expert_parallel(self.ranks.expert_parallel)?;
+                .with_expert_parallel(self.ranks.expert_parallel)?
+                .with_context(self.ranks.context)?;
             if in_parts {
                 trainer = trainer.with_parts_of(&self.config, &options.folder)?;
             }
@@ -442,7 +462,7 @@ impl Job {
         }
         let rollouts = self.rollouts()?;
         watch.begins(&trainer, self.data.train.len());
-        let is_first = loading.rank == 0;
+        let is_first = trainer.is_first();
         let validating = LoaderOptions {
             // Of one micro-batch; several ranks would each build the samples of all.
             batch: match loading.ranks {
@@ -607,7 +627,8 @@ fn plan(
     if options.loss.reference.is_some() {
         plan = plan.with_other_reference();
     }
-    Ok(plan.with_ranks(ranks.all, ranks.sharding))
+    let plan = plan.with_ranks(ranks.all, ranks.sharding);
+    Ok(plan.with_context(ranks.context))
 }
 
 /// The identity of the run: a checkpoint of another identity is refused.

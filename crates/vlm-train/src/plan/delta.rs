@@ -2,6 +2,7 @@
 //! `burn-attention`'s `gated_delta` and `short_convolution`, one by one.
 
 use super::dry::{Ghost, Run, Var};
+use super::ops;
 
 /// Tokens of a chunk, and the most elements of a block of chunks, of `burn-attention`.
 const CHUNK: usize = 64;
@@ -93,6 +94,55 @@ impl Rule {
                 onward.give(parent, gradient);
             }
         })
+    }
+
+    /// The rule over a rank's tokens where ranks divide them, in f32: once for what they do to a
+    /// state, which goes to later ranks, and once from the state before them.
+    pub(super) fn forward_part(self, run: &Run, [q, k, v, g, beta]: [Var; 5]) -> Var {
+        let (narrow, wide) = (v.value.width, run.types.wide);
+        let [q, k, v] = [q, k, v].map(|x| ops::cast(run, x, wide));
+        let elems = self.rows * self.heads * self.tokens * self.value_dim;
+        let pass = |before: Option<Var>, count: usize, value_dim: usize| {
+            // Tokens that stand for states.
+            let added = self.rows * count * self.key_dim;
+            let more = |x: &Var, of_token: usize| {
+                let rest = run.constant(run.tensor(added * of_token, wide));
+                ops::cat(run, x.clone(), rest)
+            };
+            let keys = self.key_heads * self.key_dim;
+            let wider = (value_dim > self.value_dim).then(|| {
+                let rows = self.rows * self.heads * self.tokens;
+                let zeros = rows * (value_dim - self.value_dim);
+                ops::cat(run, v.clone(), run.constant(run.tensor(zeros, wide)))
+            });
+            let v = match before {
+                Some(before) => ops::cat(run, before, v.clone()),
+                None => more(wider.as_ref().unwrap_or(&v), self.heads * value_dim),
+            };
+            let inputs = [
+                more(&q, keys),
+                more(&k, keys),
+                v,
+                more(&g, self.heads),
+                more(&beta, self.heads),
+            ];
+            let rule = Self {
+                tokens: self.tokens + count * self.key_dim,
+                value_dim,
+                ..self
+            };
+            rule.forward(run, inputs)
+        };
+        let state = self.rows * self.heads * self.key_dim;
+        let width = self.value_dim + self.key_dim;
+        let all = pass(None, 2, width);
+        let given = ops::scaled(run, ops::select(run, all, state * width));
+        let given = ops::select(run, given, state * width * (run.context - 1));
+        let received = state * width * (run.context - 1);
+        let received = ops::exchanged(run, given, received);
+        let before = ops::select(run, received, state * self.value_dim);
+        let out = pass(Some(before), 1, self.value_dim);
+        ops::cast(run, ops::narrowed(run, out, elems), narrow)
     }
 
     fn pass(&self, run: &Run, inputs: &[Ghost; 5], keeps: bool) -> (Ghost, Ghost) {

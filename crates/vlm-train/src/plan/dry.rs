@@ -254,6 +254,8 @@ pub(super) struct Run {
     phases: RefCell<Vec<(&'static str, usize)>>,
     is_quiet: Cell<bool>,
     divided: Option<Divided>,
+    /// The ranks that divide the tokens.
+    pub(super) context: usize,
 }
 
 /// What ranks divide within a pass: `passes`, without elements.
@@ -303,7 +305,14 @@ impl Run {
             phases: RefCell::default(),
             is_quiet: Cell::new(false),
             divided: None,
+            context: 1,
         }
+    }
+
+    /// Divides the tokens among ranks, of which the run is one.
+    pub(super) fn in_parts(mut self, context: usize) -> Self {
+        self.context = context;
+        self
     }
 
     /// Divides gradients, and weights, of these blocks among ranks.

@@ -283,6 +283,7 @@ struct SelfAttention {
     v: Linear,
     o: Linear,
     heads: usize,
+    kv_heads: usize,
     head_dim: usize,
     has_norms: bool,
     has_gate: bool,
@@ -388,6 +389,7 @@ impl SelfAttention {
             v: from_hidden("self_attn.v_proj", config.kv_heads),
             o: scope.linear("self_attn.o_proj", [channels, hidden], config.output_bias),
             heads: config.heads,
+            kv_heads: config.kv_heads,
             head_dim,
             has_norms: config.qk_norm,
             has_gate: config.output_gate,
@@ -413,7 +415,10 @@ impl SelfAttention {
                 ops::rotated(run, x)
             }
         });
-        let attended = ops::attention(run, [q, k, v], [tokens, self.heads]);
+        let attended = match run.context {
+            1 => ops::attention(run, [q, k, v], [tokens, self.heads]),
+            _ => self.attend_in_parts(run, [q, k, v], tokens),
+        };
         let attended = match gate {
             Some(gate) => {
                 let sigmoid = ops::function(run, gate);
@@ -422,6 +427,36 @@ impl SelfAttention {
             None => attended,
         };
         self.o.forward(run, attended)
+    }
+}
+
+impl SelfAttention {
+    /// Attention of heads that ranks divide, from and to a rank's tokens.
+    fn attend_in_parts(&self, run: &Run, [q, k, v]: [Var; 3], tokens: usize) -> Var {
+        let count = run.context;
+        let divides = |groups: &usize| count % groups == 0 && self.heads % groups == 0;
+        let groups = (1..=count).rev().find(divides).unwrap_or(1);
+        let (all, heads) = (tokens * count, self.heads / groups);
+        let of_keys = (self.kv_heads / groups).max(1) * self.head_dim;
+        let queries = all * groups / count * heads * self.head_dim;
+        let given = {
+            let q = ops::select(run, q, queries);
+            let both = ops::cat(run, k, v);
+            let both = ops::select(run, both, 2 * tokens * count * of_keys);
+            ops::cat(run, q, both)
+        };
+        let received = ops::exchanged(run, given, queries + 2 * all * of_keys);
+        let q = ops::select(run, received.clone(), queries);
+        let both = ops::select(run, received, 2 * all * of_keys);
+        let [k, v] = [(); 2].map(|()| {
+            let x = ops::narrowed(run, both.clone(), all * of_keys);
+            x.seen_as(Ghost::copied)
+        });
+        drop(both);
+        let mixed = ops::attention(run, [q, k, v], [all * groups / count, heads]);
+        let mixed = mixed.seen_as(Ghost::copied);
+        let back = ops::exchanged(run, mixed, queries);
+        ops::select(run, back, queries)
     }
 }
 
@@ -479,7 +514,10 @@ impl DeltaAttention {
             key_dim: config.key_dim,
             value_dim: config.value_dim,
         };
-        let out = rule.forward(run, [q, k, v, g, beta]);
+        let out = match run.context {
+            1 => rule.forward(run, [q, k, v, g, beta]),
+            _ => rule.forward_part(run, [q, k, v, g, beta]),
+        };
         let out = self.norm.forward(run, out);
         let gated = ops::swiglu(run, z, out);
         self.out.forward(run, gated)

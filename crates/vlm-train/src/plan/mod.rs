@@ -73,6 +73,21 @@ impl MicroShape {
         }
     }
 
+    /// The sizes of the largest part, of `count` of equally many tokens. All its tokens may be of
+    /// pictures, and have labels.
+    fn part(self, count: usize) -> Self {
+        if count <= 1 {
+            return self;
+        }
+        let tokens = self.tokens.div_ceil(count);
+        Self {
+            tokens,
+            patches: self.patches.min(PATCHES_OF_TOKEN * tokens),
+            labelled: self.labelled.min(tokens),
+            ..self
+        }
+    }
+
     /// Returns sizes with `tokens` tokens and the same shares of patches and labels.
     #[must_use]
     pub fn with_tokens(self, tokens: usize) -> Self {
@@ -126,6 +141,8 @@ pub struct MemoryPlan {
     /// Number of devices that sum their gradients.
     ranks: usize,
     sharding: Sharding,
+    /// Number of devices that divide the tokens of a micro-batch.
+    context: usize,
     blocks_of_ranks: Arc<Blocks>,
     recomputes: bool,
     layers: usize,
@@ -232,6 +249,7 @@ impl MemoryPlan {
             },
             ranks: 1,
             sharding: Sharding::None,
+            context: 1,
             blocks_of_ranks: Arc::new(Blocks {
                 ranks: 1,
                 sizes: blocks,
@@ -275,6 +293,14 @@ impl MemoryPlan {
         (self.ranks, self.sharding) = (ranks.max(1), sharding);
         let blocks = Arc::make_mut(&mut self.blocks_of_ranks);
         (blocks.ranks, blocks.has_weights) = (self.ranks, sharding == Sharding::All);
+        self
+    }
+
+    /// Sets the number of devices that divide the tokens of each micro-batch; shapes remain those of
+    /// all of its tokens.
+    #[must_use]
+    pub fn with_context(mut self, context: usize) -> Self {
+        self.context = context.max(1);
         self
     }
 
@@ -348,6 +374,7 @@ impl MemoryPlan {
         };
         let mut held = self.held();
         let run = Run::new(self.types, is_later).divided(divided);
+        let (run, shape) = (run.in_parts(self.context), shape.part(self.context));
         // Layers that run again are those of a copy of the model, with the same weights.
         let copies = if self.recomputes { self.tensors } else { 0 };
         let _copy = run.tensor(copies * OF_COPY, 1);
@@ -370,8 +397,8 @@ impl MemoryPlan {
     /// Computes the memory of a validation, whose largest micro-batch has this shape: a forward pass
     /// without a graph, one micro-batch at a time.
     pub fn validation(&self, shape: MicroShape) -> StepMemory {
-        let run = Run::new(self.types, true);
-        self.model.loss(&run, &shape);
+        let run = Run::new(self.types, true).in_parts(self.context);
+        self.model.loss(&run, &shape.part(self.context));
         let mut held = self.held();
         if self.sharding == Sharding::All {
             held.push(("gathered weights, at most", self.blocks_of_ranks.most()));
@@ -483,5 +510,7 @@ const OF_COPY: usize = 2 << 10;
 /// one.
 const OF_LAYER: usize = 14;
 const OF_SAMPLED: usize = SAMPLES * DType::F32.size() + 256;
+/// The patches of a placeholder, in every family.
+const PATCHES_OF_TOKEN: usize = 4;
 /// More tokens than any micro-batch has.
 const MOST_TOKENS: usize = 1 << 24;

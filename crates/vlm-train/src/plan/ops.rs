@@ -567,6 +567,19 @@ pub(super) fn gelu_tanh(run: &Run, x: Var) -> Var {
     })
 }
 
+/// Elements given to other ranks and received from them. The graph ends at both: it keeps what was
+/// given until the gradients have come back.
+pub(super) fn exchanged(run: &Run, x: Var, elems: usize) -> Var {
+    let (given, width) = (x.value.elems, x.value.width);
+    let kept = x.node.map(|_| x.value.clone());
+    let value = run.tensor(elems, width);
+    run.op([x.node], value, move |run, gradient, onward| {
+        let returned = run.tensor(given, width);
+        drop((gradient, kept));
+        onward.give(0, returned);
+    })
+}
+
 /// Word embeddings of tokens.
 pub(super) fn embedding(run: &Run, table: &Var, elems: usize) -> Var {
     let (words, width) = (table.value.elems, table.value.width);

@@ -21,6 +21,8 @@ pub(crate) struct Peers {
     pub(crate) shards: Option<Shards>,
     /// The division of experts, if they are divided.
     pub(crate) experts: Option<ExpertRanks>,
+    /// The ranks that divide the tokens of a micro-batch.
+    pub(crate) context: usize,
 }
 
 /// The failure of a sum.
