@@ -436,7 +436,8 @@ impl Vlm {
     /// x and the output: `[batch, seq, hidden_size]`, of the tokens of the batch
     ///
     /// # Errors
-    /// [`VlmError::Walk`] if the layer has no experts, or other ranks have some; those of the device.
+    /// [`VlmError::Walk`] if the layer has no experts, or other ranks have some; those of the
+    /// device.
     #[doc(hidden)]
     pub fn through_experts(&self, layer: usize, x: Tensor<3>, batch: &Batch) -> Result<Tensor<3>> {
         let layer = self.language_model.layers.get(layer);

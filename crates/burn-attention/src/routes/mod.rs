@@ -29,8 +29,8 @@ pub struct Routes {
 }
 
 impl Routes {
-    /// Rows of these tokens. places: for each token one after the other, its `per_token` rows. Places
-    /// of a token that no row is of, which is padding, are in its sum, but have no gradient.
+    /// Rows of these tokens. places: for each token one after the other, its `per_token` rows.
+    /// Places of a token that no row is of, which is padding, are in its sum, but have no gradient.
     ///
     /// # Panics
     /// If `per_token` is 0 or does not divide the places, if a row's token is not among its tokens'

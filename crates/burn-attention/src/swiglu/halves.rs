@@ -13,8 +13,8 @@ use crate::error::{Result, equal};
 
 burn_fused::reaches!(Flex: cfg(feature = "flex"));
 
-/// silu(gate) * up as a backend with kernels implements it, where gate is the first half of each row
-/// and up the second.
+/// silu(gate) * up as a backend with kernels implements it, where gate is the first half of each
+/// row and up the second.
 ///
 /// # Shapes
 /// both: `[rows, 2 * hidden]`; out: `[rows, hidden]`
