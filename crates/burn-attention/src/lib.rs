@@ -23,6 +23,7 @@ mod linear;
 #[cfg(feature = "remote-server")]
 pub mod remote;
 mod rms_norm;
+mod routes;
 mod rows;
 mod sequences;
 mod short_convolution;
@@ -49,9 +50,10 @@ pub use grouped_linear::{GroupedLinearOp, GroupedLinearOps, grouped_linear};
 pub use layer_norm::{LayerNormOps, layer_norm};
 pub use linear::{LinearOps, has_linear_kernel, linear, linear_source};
 pub use rms_norm::{RmsNormOps, rms_norm};
+pub use routes::{Routes, RoutesOps, routed_rows, routed_sum};
 pub use sequences::Sequences;
 pub use short_convolution::{ShortConvolutionOp, ShortConvolutionOps, short_convolution};
-pub use swiglu::{SwiGluOps, swiglu};
+pub use swiglu::{SwiGluHalvesOps, SwiGluOps, swiglu, swiglu_halves};
 
 /// The operations composed of ordinary tensor operations, for backends whose kernels have limits.
 pub mod composed {

@@ -8,6 +8,7 @@ mod gated_delta;
 mod grouped_linear;
 mod linear;
 mod norms;
+mod routes;
 mod rows;
 mod short_convolution;
 mod swiglu;

@@ -1,7 +1,7 @@
 //! The gate and its gradients equal a plain computation in f64.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use burn_attention::swiglu;
+use burn_attention::{swiglu, swiglu_halves};
 
 const SHAPE: [usize; 2] = [3, 5];
 const ELEMS: usize = SHAPE[0] * SHAPE[1];
@@ -77,4 +77,35 @@ fn wrong_inputs_are_refused() {
         let error = error.map(drop).expect_err(message).to_string();
         assert!(error.contains(message), "{error}");
     }
+}
+
+#[test]
+fn halves_have_the_bits_of_two_tensors() {
+    let device = Device::flex().autodiff();
+    for dtype in [DType::F64, DType::F32, DType::BF16, DType::F16] {
+        // The second has more than one task.
+        for [rows, hidden] in [[3, 5], [70, 1100]] {
+            let matrix = |seed, columns| {
+                let numbers = crate::numbers(seed, rows * columns, dtype);
+                let data = TensorData::new(numbers, [rows, columns]);
+                Tensor::<2>::from_data(data, (&device, dtype)) * 4.0
+            };
+            let both = matrix(1, 2 * hidden).detach().require_grad();
+            let gradient = matrix(2, hidden);
+            let half = |first| both.clone().narrow(1, first, hidden).detach();
+            let [gate, up] = [0, hidden].map(|first| half(first).require_grad());
+            let expected = swiglu(gate.clone(), up.clone()).expect("it fits");
+            let found = swiglu_halves(both.clone()).expect("it fits");
+            assert_eq!(found.to_data(), expected.to_data());
+            let of_pair = (expected * gradient.clone()).sum().backward();
+            let of_both = (found * gradient).sum().backward();
+            let expected = [gate, up].map(|x| x.grad(&of_pair).expect("a gradient"));
+            let found = both.grad(&of_both).expect("a gradient");
+            let expected = Tensor::cat(expected.into(), 1);
+            assert_eq!(found.into_data(), expected.into_data());
+        }
+    }
+    let empty = swiglu_halves(Tensor::ones([0, 8], &device)).expect("it fits");
+    assert_eq!(empty.dims(), [0, 4]);
+    assert!(swiglu_halves(Tensor::ones([2, 3], &device)).is_err());
 }

@@ -217,7 +217,7 @@ impl Layer {
         trace.record(|| format!("norm.{index}.mlp"), &normalised);
         let network = self.divided()?;
         let routed = network.route(normalised.clone(), common)?;
-        let rows = routed.rows(normalised.clone()).inner();
+        let rows = routed.rows(normalised.clone())?.inner();
         let outputs = walk.pass_experts(index, rows, &routed.counts)?;
         let outputs = Tensor::from_inner(outputs);
         let changed = network.combine(normalised, outputs, routed, common)?;
@@ -242,10 +242,10 @@ impl Layer {
             self.attended(input.clone(), common, index, &mut Trace::off())?;
         let x = leaf(normalised.clone(), true);
         let routed = network.route(x.clone(), common)?;
-        let rows = routed.rows(x.clone()).inner();
+        let rows = routed.rows(x.clone())?.inner();
         let outputs = walk.pass_experts(index, rows, &routed.counts)?;
         let outputs = Tensor::from_inner(outputs).require_grad();
-        let tokens = routed.tokens().inner();
+        let tokens = routed.tokens(&outputs.device()).inner();
         let changed = network.combine(x.clone(), outputs.clone(), routed, common)?;
         let mut source = GradientSource::new(self.changed(changed)?, gradient.clone())?;
         if let Some(balance) = common.balance {

@@ -3,13 +3,16 @@
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::activation::sigmoid;
 use burn::tensor::{DType, Device, Distribution, Int, Shape, Tensor, TensorData};
-use burn_attention::{linear, swiglu};
+use burn_attention::{Routes as RoutesOfRows, linear, routed_rows, routed_sum, swiglu_halves};
 
 use crate::balance::on_host;
+use crate::batch::Batch;
 use crate::config::{ExpertConfig, ExpertGroups, TextConfig};
+use crate::decoder::Layer;
 use crate::error::{Result, VlmError};
 use crate::layers::{Activation, FeedForward, FeedForwardConfig, Gate, OF_CONVOLUTION};
 use crate::linear::{Adaptable, Linear, Matrices, adapter_dtype};
+use crate::model::Vlm;
 use crate::step::Common;
 use crate::tensors::indices;
 
@@ -321,7 +324,7 @@ impl ExpertNetwork {
             return Err(VlmError::Walk(reason.to_owned()));
         }
         let routed = self.route(x.clone(), common)?;
-        let outputs = self.experts.pass(routed.rows(x.clone()), &routed.counts)?;
+        let outputs = self.experts.pass(routed.rows(x.clone())?, &routed.counts)?;
         self.combine(x, outputs, routed, common)
     }
 
@@ -353,8 +356,7 @@ impl ExpertNetwork {
             shares = shares * Tensor::from_data(attended, (device, wide));
         }
         Ok(Routed {
-            tokens: indices(routes.tokens, device),
-            places: indices(routes.rows, device),
+            routes: RoutesOfRows::new(routes.tokens, routes.rows, self.per_token),
             counts: routes.counts,
             shares,
         })
@@ -369,13 +371,8 @@ impl ExpertNetwork {
         common: Common,
     ) -> Result<Tensor<3>> {
         let [batch, seq, channels] = x.dims();
-        let (tokens, draw) = (batch * seq, common.draw);
-        let wide = adapter_dtype(x.dtype());
-        let outputs = outputs.select(0, routed.places);
-        let outputs = outputs.reshape([tokens, self.per_token, channels]);
-        // The sum is rounded once.
-        let shares = routed.shares.reshape([tokens, self.per_token, 1]);
-        let sum = (outputs.cast(wide) * shares).sum_dim(1).cast(x.dtype());
+        let draw = common.draw;
+        let sum = routed_sum(outputs, routed.shares, &routed.routes)?;
         let sum = sum.reshape([batch, seq, channels]);
         let Some(shared) = self.shared_expert.first() else {
             return Ok(sum);
@@ -407,10 +404,8 @@ impl ExpertNetwork {
 
 /// The tokens of experts, and the factors on their outputs.
 pub(crate) struct Routed {
-    /// The token of each row, sorted by expert.
-    tokens: Tensor<1, Int>,
-    /// The row of each token and each of its experts.
-    places: Tensor<1, Int>,
+    /// The token of each row, sorted by expert, and the rows of each token.
+    routes: RoutesOfRows,
     /// The number of rows of each expert.
     pub(crate) counts: Vec<usize>,
     /// `[tokens, per_token]`
@@ -419,15 +414,36 @@ pub(crate) struct Routed {
 
 impl Routed {
     /// The inputs of the experts, sorted by expert, `[rows, channels]`.
-    pub(crate) fn rows(&self, x: Tensor<3>) -> Tensor<2> {
+    pub(crate) fn rows(&self, x: Tensor<3>) -> Result<Tensor<2>> {
         let [batch, seq, channels] = x.dims();
-        let flat = x.reshape([batch * seq, channels]);
-        flat.select(0, self.tokens.clone())
+        Ok(routed_rows(
+            x.reshape([batch * seq, channels]),
+            &self.routes,
+        )?)
     }
 
     /// The tokens of the rows.
-    pub(crate) fn tokens(&self) -> Tensor<1, Int> {
-        self.tokens.clone()
+    pub(crate) fn tokens(&self, device: &Device) -> Tensor<1, Int> {
+        indices(self.routes.tokens().to_vec(), device)
+    }
+}
+
+impl Vlm {
+    /// Passes hidden states through the experts of a layer alone, without the norm before them: for
+    /// measurements.
+    ///
+    /// # Shapes
+    /// x and the output: `[batch, seq, hidden_size]`, of the tokens of the batch
+    ///
+    /// # Errors
+    /// [`VlmError::Walk`] if the layer has no experts, or other ranks have some; those of the
+    /// device.
+    #[doc(hidden)]
+    pub fn through_experts(&self, layer: usize, x: Tensor<3>, batch: &Batch) -> Result<Tensor<3>> {
+        let layer = self.language_model.layers.get(layer);
+        let network = layer.and_then(Layer::experts);
+        let network = network.ok_or_else(|| VlmError::Walk("no layer with experts".to_owned()))?;
+        network.forward(x, batch.common(None))
     }
 }
 
@@ -435,10 +451,7 @@ impl Experts {
     /// Passes rows through the experts. `counts`: the rows of each, in order.
     pub(crate) fn pass(&self, rows: Tensor<2>, counts: &[usize]) -> Result<Tensor<2>> {
         let both = self.gate_up_proj.forward(rows, counts)?;
-        let hidden = both.dims()[1] / 2;
-        let gate = both.clone().narrow(1, 0, hidden);
-        let gated = swiglu(gate, both.narrow(1, hidden, hidden))?;
-        self.down_proj.forward(gated, counts)
+        self.down_proj.forward(swiglu_halves(both)?, counts)
     }
 
     /// The number of experts.

@@ -13,7 +13,7 @@ use crate::rows;
 
 impl GroupedLinearOp {
     /// The range of rows of each group.
-    fn ranges(&self) -> impl Iterator<Item = Range<usize>> {
+    pub(super) fn ranges(&self) -> impl Iterator<Item = Range<usize>> {
         self.rows.iter().scan(0, |end, rows| {
             let start = *end;
             *end += rows;
@@ -23,7 +23,7 @@ impl GroupedLinearOp {
 }
 
 /// The matrix of a group.
-fn matrix<B: Backend>(weight: &FloatTensor<B>, group: usize) -> FloatTensor<B> {
+pub(super) fn matrix<B: Backend>(weight: &FloatTensor<B>, group: usize) -> FloatTensor<B> {
     let [_, outputs, inputs] = weight.shape().dims();
     let matrix = slice::<B>(weight.clone(), 0, group..group + 1);
     B::float_reshape(matrix, Shape::new([outputs, inputs]))

@@ -82,10 +82,6 @@ operation! {
     }
 }
 
-/// Ordinary operations: the products of the groups keep all cores busy.
-#[cfg(feature = "flex")]
-impl GroupedLinearOps for burn::backend::Flex {}
-
 /// Ordinary operations.
 #[cfg(feature = "cube")]
 impl GroupedLinearOps for burn::backend::Cube {}

@@ -22,7 +22,7 @@ const BLOCK_COLUMNS: usize = 256;
 const BLOCK_ROWS: usize = 1020;
 
 /// True if the processor has the instructions.
-pub(super) fn is_available() -> bool {
+pub(crate) fn is_available() -> bool {
     is_x86_feature_detected!("avx512f")
         && is_x86_feature_detected!("avx512bw")
         && is_x86_feature_detected!("avx512vl")
@@ -31,30 +31,30 @@ pub(super) fn is_available() -> bool {
 
 /// A matrix of which either rows or columns are contiguous.
 #[derive(Clone, Copy)]
-pub(super) struct Weight<'a> {
-    pub(super) data: &'a [bf16],
+pub(crate) struct Weight<'a> {
+    pub(crate) data: &'a [bf16],
     /// Elements between two rows and two columns, of which one is 1.
-    pub(super) strides: [usize; 2],
+    pub(crate) strides: [usize; 2],
 }
 
 /// out = x weight + bias + u b.
 #[derive(Clone, Copy)]
-pub(super) struct Product<'a> {
-    pub(super) rows: usize,
+pub(crate) struct Product<'a> {
+    pub(crate) rows: usize,
     /// Even.
-    pub(super) inputs: usize,
-    pub(super) outputs: usize,
-    pub(super) rank: usize,
+    pub(crate) inputs: usize,
+    pub(crate) outputs: usize,
+    pub(crate) rank: usize,
     /// `[rows, inputs]`
-    pub(super) x: &'a [bf16],
+    pub(crate) x: &'a [bf16],
     /// `[inputs, outputs]`
-    pub(super) weight: Weight<'a>,
+    pub(crate) weight: Weight<'a>,
     /// `[outputs]`, or empty.
-    pub(super) bias: &'a [bf16],
+    pub(crate) bias: &'a [bf16],
     /// `[rows, rank]`
-    pub(super) u: &'a [f32],
+    pub(crate) u: &'a [f32],
     /// `[rank, outputs]`
-    pub(super) b: &'a [f32],
+    pub(crate) b: &'a [f32],
 }
 
 /// The output, of which each task writes a block of its own.
@@ -69,7 +69,7 @@ impl Product<'_> {
     ///
     /// # Panics
     /// If sizes and slices do not fit, or the processor lacks the instructions.
-    pub(super) fn write(&self, out: &mut [bf16]) {
+    pub(crate) fn write(&self, out: &mut [bf16]) {
         let Self {
             rows,
             inputs,

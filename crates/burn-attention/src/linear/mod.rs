@@ -1,7 +1,7 @@
 //! A linear layer with a low-rank adapter beside its weight.
 
 #[cfg(all(feature = "flex", target_arch = "x86_64"))]
-mod avx512;
+pub(crate) mod avx512;
 mod backward;
 #[cfg(all(feature = "flex", target_arch = "x86_64"))]
 mod flex;

@@ -57,6 +57,12 @@ pub(crate) fn fewest([inputs, outputs]: [usize; 2]) -> usize {
     least.max(2)
 }
 
+/// True if gemm alone computes a product, with the bits that its rows have in a larger one.
+#[cfg(feature = "flex")]
+pub(crate) fn is_large(rows: usize, sizes: [usize; 2]) -> bool {
+    rows >= fewest(sizes) && sizes[1] > 1 && !few::is_better(rows, sizes)
+}
+
 /// True for a device of burn's CPU backend, in its own type or in that of burn's dispatch.
 pub(crate) fn is_cpu<D: 'static>(device: &D) -> bool {
     let device: &dyn Any = device;

@@ -2,9 +2,11 @@
 
 use burn::backend::flex::{Flex, FlexTensor};
 use burn::backend::tensor::FloatTensor;
+use burn::tensor::Shape;
 use burn_fused::{for_dtype, zeros};
 use rayon::prelude::*;
 
+use super::halves::SwiGluHalvesOps;
 use super::op::SwiGluOps;
 use crate::attention::flex::number::{Number, Real};
 
@@ -29,6 +31,20 @@ impl SwiGluOps for Flex {
     }
 }
 
+impl SwiGluHalvesOps for Flex {
+    fn swiglu_halves_forward(both: FloatTensor<Self>) -> FloatTensor<Self> {
+        for_dtype!(both.dtype(), E => halves_forward::<E>(&both.to_contiguous()))
+    }
+
+    fn swiglu_halves_backward(
+        both: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let [both, gradient] = [both, gradient].map(|x| x.to_contiguous());
+        for_dtype!(both.dtype(), E => halves_backward::<E>(&both, &gradient))
+    }
+}
+
 /// The elements of a contiguous tensor.
 fn elements<E: Number>(x: &FlexTensor) -> &[E] {
     let start = x.layout().start_offset();
@@ -36,9 +52,17 @@ fn elements<E: Number>(x: &FlexTensor) -> &[E] {
 }
 
 /// Calls `each` with the index, the gate and its sigmoid of every element.
-fn with_sigmoids<E: Number>(gate: &[E], mut each: impl FnMut(usize, E::Wide, E::Wide)) {
+fn with_sigmoids<E: Number>(gate: &[E], each: impl FnMut(usize, E::Wide, E::Wide)) {
+    with_sigmoids_in(&mut [E::Wide::ZERO; PIECE], gate, each);
+}
+
+/// As [`with_sigmoids`], with memory for the exponentials.
+fn with_sigmoids_in<E: Number>(
+    powers: &mut [E::Wide; PIECE],
+    gate: &[E],
+    mut each: impl FnMut(usize, E::Wide, E::Wide),
+) {
     let (one, most) = (E::Wide::ONE, E::Wide::of(MOST));
-    let mut powers = [E::Wide::ZERO; PIECE];
     for (piece, gate) in gate.chunks(PIECE).enumerate() {
         let powers = &mut powers[..gate.len()];
         for (power, gate) in powers.iter_mut().zip(gate) {
@@ -93,4 +117,60 @@ fn backward<E: Number>(
         });
     });
     (dgate, dup)
+}
+
+/// Rows of a task, of `columns` elements.
+fn task_rows(columns: usize) -> usize {
+    (TASK / columns).max(1)
+}
+
+fn halves_forward<E: Number>(both: &FlexTensor) -> FlexTensor {
+    let [rows, columns] = both.layout().shape().dims();
+    let hidden = columns / 2;
+    let mut out = zeros(Shape::new([rows, hidden]), both.dtype());
+    let step = task_rows(columns);
+    let tasks = out.storage_mut::<E>().par_chunks_mut(step * hidden);
+    let tasks = tasks.zip(elements::<E>(both).par_chunks(step * columns));
+    tasks.for_each(|(out, both)| {
+        let powers = &mut [E::Wide::ZERO; PIECE];
+        let rows = both.chunks_exact(columns).zip(out.chunks_exact_mut(hidden));
+        for (both, out) in rows {
+            let (gate, up) = both.split_at(hidden);
+            let (out, up) = (&mut out[..hidden], &up[..hidden]);
+            with_sigmoids_in(powers, gate, |index, gate, sigmoid| {
+                out[index] = E::round(gate * sigmoid * up[index].widen());
+            });
+        }
+    });
+    out
+}
+
+/// As [`backward`].
+fn halves_backward<E: Number>(both: &FlexTensor, gradient: &FlexTensor) -> FlexTensor {
+    let [rows, columns] = both.layout().shape().dims();
+    let hidden = columns / 2;
+    let mut out = zeros(Shape::new([rows, columns]), both.dtype());
+    let step = task_rows(columns);
+    let tasks = out.storage_mut::<E>().par_chunks_mut(step * columns);
+    let both = elements::<E>(both).par_chunks(step * columns);
+    let gradient = elements::<E>(gradient).par_chunks(step * hidden);
+    tasks
+        .zip(both.zip(gradient))
+        .for_each(|(out, (both, gradient))| {
+            let powers = &mut [E::Wide::ZERO; PIECE];
+            let inputs = both
+                .chunks_exact(columns)
+                .zip(gradient.chunks_exact(hidden));
+            for (out, (both, gradient)) in out.chunks_exact_mut(columns).zip(inputs) {
+                let (gate, up) = both.split_at(hidden);
+                let (dgate, dup) = out.split_at_mut(hidden);
+                with_sigmoids_in(powers, gate, |index, gate, s| {
+                    let (up, gradient) = (up[index].widen(), gradient[index].widen());
+                    let silu = gate * s;
+                    dup[index] = E::round(gradient * silu);
+                    dgate[index] = E::round(gradient * (s + silu * (E::Wide::ONE - s)) * up);
+                });
+            }
+        });
+    out
 }

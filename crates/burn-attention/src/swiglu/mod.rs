@@ -4,6 +4,7 @@ mod backward;
 pub mod composed;
 #[cfg(feature = "flex")]
 mod flex;
+mod halves;
 mod op;
 #[cfg(feature = "remote")]
 pub(crate) mod wire;
@@ -15,6 +16,7 @@ use burn_fused::{accumulator, expect};
 use crate::backends;
 use crate::error::{AttentionError, Result};
 
+pub use halves::{SwiGluHalvesOps, swiglu_halves};
 pub use op::SwiGluOps;
 
 /// Computes silu(gate) * up with silu(x) = x / (1 + e^-x), the activation of a gated feed-forward

@@ -219,16 +219,11 @@ impl Experts {
             }
             false => rows,
         };
-        let sorted = exchanged(ops::select(run, x.clone(), rows * channels));
+        let sorted = exchanged(ops::routed_rows(run, x.clone(), rows * channels));
         let both = self.gate_up.forward(run, sorted);
-        let half = both.value.elems / 2;
-        let gate = ops::narrowed(run, both.clone(), half);
-        let gated = ops::swiglu(run, gate, ops::narrowed(run, both, half));
+        let gated = ops::swiglu_halves(run, both);
         let outputs = exchanged(self.down.forward(run, gated));
-        let outputs = ops::select(run, outputs, rows * channels);
-        let outputs = ops::cast(run, outputs, wide);
-        let sum = ops::weighted_sum(run, [outputs, shares], tokens * channels);
-        let sum = ops::cast(run, sum, run.types.narrow);
+        let sum = ops::routed_sum(run, [outputs, shares], tokens * channels);
         match &self.shared {
             Some((network, Some(gate))) => {
                 let open = gate.forward(run, x.clone());

@@ -348,20 +348,57 @@ impl GroupedLinear {
 fn grouped(run: &Run, [x, weight]: [Var; 2], [inputs, outputs]: [usize; 2]) -> Var {
     let (rows, width, elems) = (x.value.elems / inputs, x.value.width, weight.value.elems);
     let kept = weight.node.map(|_| x.value.clone());
-    // The groups' results, and then all together.
-    let joined = move |run: &Run, elems: usize| {
-        let _parts = run.tensor(elems, width);
+    // By ordinary operations: the groups' results, and then all together.
+    let is_joined = width < run.types.wide && !(run.types.has_kernel && inputs.is_multiple_of(2));
+    let result = move |run: &Run, elems: usize| {
+        let _parts = is_joined.then(|| run.tensor(elems, width));
         run.tensor(elems, width)
     };
-    let value = joined(run, rows * outputs);
+    let value = result(run, rows * outputs);
     run.op([x.node, weight.node], value, move |run, _, onward| {
         let _weight = weight.value;
         if onward.wants(0) {
-            onward.give(0, joined(run, rows * inputs));
+            onward.give(0, result(run, rows * inputs));
         }
         if kept.is_some() {
-            onward.give(1, joined(run, elems));
+            onward.give(1, result(run, elems));
         }
+    })
+}
+
+/// Rows of tokens for their experts.
+pub(super) fn routed_rows(run: &Run, x: Var, elems: usize) -> Var {
+    let (whole, width) = (x.value.elems, x.value.width);
+    let value = run.tensor(elems, width);
+    run.op([x.node], value, move |run, gradient, onward| {
+        onward.give(0, run.tensor(whole, width));
+        drop(gradient);
+    })
+}
+
+/// The sums of the rows of tokens, each times its share.
+pub(super) fn routed_sum(run: &Run, [rows, shares]: [Var; 2], elems: usize) -> Var {
+    let parents = [rows.node, shares.node];
+    let kept = (rows.value, shares.value);
+    let value = run.tensor(elems, kept.0.width);
+    run.op(parents, value, move |run, gradient, onward| {
+        let (rows, shares) = kept;
+        let gradients = [&rows, &shares].map(|x| run.tensor(x.elems, x.width));
+        drop((rows, shares, gradient));
+        for (parent, gradient) in gradients.into_iter().enumerate() {
+            onward.give(parent, gradient);
+        }
+    })
+}
+
+/// silu(gate) * up of two halves.
+pub(super) fn swiglu_halves(run: &Run, both: Var) -> Var {
+    let (parents, kept) = ([both.node], both.value);
+    let value = run.tensor(kept.elems / 2, kept.width);
+    run.op(parents, value, move |run, gradient, onward| {
+        let dboth = run.tensor(kept.elems, kept.width);
+        drop((kept, gradient.dense()));
+        onward.give(0, dboth);
     })
 }
 

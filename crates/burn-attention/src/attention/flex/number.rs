@@ -57,7 +57,25 @@ macro_rules! narrow_number {
     };
 }
 narrow_number!(f16);
-narrow_number!(bf16);
+
+/// Without branches, so that loops become vector instructions.
+impl Number for bf16 {
+    type Wide = f32;
+
+    fn widen(self) -> f32 {
+        f32::from_bits(u32::from(self.to_bits()) << 16)
+    }
+
+    fn round(wide: f32) -> Self {
+        let bits = wide.to_bits();
+        let half = 0x7fff + (bits >> 16 & 1);
+        let rounded = match wide.is_nan() {
+            true => bits | 1 << 22,
+            false => bits.wrapping_add(half),
+        };
+        Self::from_bits((rounded >> 16) as u16)
+    }
+}
 
 /// A type that scores, weights and sums are computed in.
 pub(crate) trait Real:
@@ -235,6 +253,19 @@ mod tests {
             assert_eq!(exponential(x), 0.0);
         }
         assert!(exponential(f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn bf16_is_rounded_to_the_nearest() {
+        for high in 0..=u16::MAX {
+            let x = bf16::from_bits(high);
+            assert!(x.widen() == x.to_f32() || x.is_nan() && x.widen().is_nan());
+            for low in [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
+                let x = f32::from_bits(u32::from(high) << 16 | low);
+                let (found, expected) = (<bf16 as Number>::round(x), bf16::from_f32(x));
+                assert_eq!(found.to_bits(), expected.to_bits(), "{x:e}");
+            }
+        }
     }
 
     #[test]
