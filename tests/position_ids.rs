@@ -534,6 +534,31 @@ fn a_zigzag_split_gathered_equals_the_whole() {
     assert!((0..4).all(|rank| work(rank) == work(0)));
 }
 
+/// The division of Megatron Bridge, computed by its own function.
+#[test]
+fn a_zigzag_split_is_that_of_megatron() {
+    #[derive(Deserialize)]
+    struct Split {
+        cu_seqlens: Vec<usize>,
+        held: Vec<Vec<usize>>,
+    }
+    #[derive(Deserialize)]
+    struct Splits {
+        cases: Vec<Split>,
+    }
+    let text = include_str!("fixtures/zigzag.json");
+    let splits: Splits = serde_json::from_str(text).expect("JSON");
+    let mut ranks = 0;
+    for Split { cu_seqlens, held } in splits.cases {
+        for (rank, expected) in held.iter().enumerate() {
+            let found = zigzag(&cu_seqlens, held.len(), rank).expect("splits");
+            assert_eq!(found, *expected, "{cu_seqlens:?}, rank {rank}");
+            ranks += 1;
+        }
+    }
+    assert_eq!(ranks, 19);
+}
+
 #[test]
 fn a_single_rank_holds_sequences_of_any_length() {
     assert_eq!(zigzag(&[0, 5], 1, 0), Ok((0..5).collect()));

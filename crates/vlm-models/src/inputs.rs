@@ -2,7 +2,6 @@
 
 use burn::tensor::{Device, Tensor};
 use burn_attention::{Attention, AttentionMask, MaskRules, Sequences, Window};
-use rope_core::Positions;
 use rope_core::position_ids::{Prompt, Rows};
 
 use crate::batch::{Batch, VisionBatch, rows, sequences};
@@ -131,7 +130,7 @@ impl Vlm {
         let mut ids = ints(prompt.input_ids.iter().copied(), &device);
         let mut own_recurrence = recurrence;
         if let Some(TokenPart { own, .. }) = &part {
-            positions = of_tokens(&positions, own)?;
+            positions = position_ids.select(own)?;
             ids = ints(own.iter().map(|token| prompt.input_ids[*token]), &device);
             own_recurrence = own_recurrence.map(|recurrence| recurrence.of_part(own));
         }
@@ -316,18 +315,6 @@ impl Seen {
         });
         Tensor::cat(runs.collect(), 0)
     }
-}
-
-/// The positions of some tokens.
-fn of_tokens(positions: &Positions, tokens: &[usize]) -> Result<Positions> {
-    let axes = 0..positions.axis_count();
-    let of_axis = |axis| {
-        tokens
-            .iter()
-            .map(move |token| positions.value(axis, *token))
-    };
-    let values: Vec<f64> = axes.clone().flat_map(of_axis).collect();
-    Ok(Positions::real(axes.len(), &values)?)
 }
 
 /// The number of patches of grids.
