@@ -442,6 +442,16 @@ fn divisions_of_tokens_that_a_run_cannot_have_are_refused() {
         let said = failed(output);
         assert!(said.contains(says), "{options}: {said}");
     }
+    let out = folder("several-tokens-short");
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("several-tokens-short.jsonl");
+    let record = serde_json::json!({"messages": [
+        {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
+    ]});
+    std::fs::write(&path, format!("{record}\n")).expect("written");
+    let devices = "--device cpu ".repeat(60);
+    let options = format!("{devices} --context 60 --data {}", path.display());
+    let said = failed(command(&out, &options).output().expect("starts"));
+    assert!(said.contains("as many devices as tokens"), "{said}");
 }
 
 #[test]

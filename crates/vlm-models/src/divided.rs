@@ -6,6 +6,7 @@ use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::tensor::{IndexingUpdateOp, Tensor};
 use burn_attention::{GradientSource, backward_from};
 
+use crate::batch::Batch;
 use crate::decoder::Layer;
 use crate::error::{Result, VlmError};
 use crate::experts::{ExpertNetwork, Experts};
@@ -149,6 +150,23 @@ impl Vlm {
         let axes = self.expert_axes();
         let experts = self.expert_sizes().map_or(0, |[experts, _]| experts);
         self.map(&mut Whole { axes, experts })
+    }
+
+    /// Passes hidden states through the experts of a layer alone, without the norm before them: for
+    /// measurements.
+    ///
+    /// # Shapes
+    /// x and the output: `[batch, seq, hidden_size]`, of the tokens of the batch
+    ///
+    /// # Errors
+    /// [`VlmError::Walk`] if the layer has no experts, or other ranks have some; those of the
+    /// device.
+    #[doc(hidden)]
+    pub fn through_experts(&self, layer: usize, x: Tensor<3>, batch: &Batch) -> Result<Tensor<3>> {
+        let layer = self.language_model.layers.get(layer);
+        let network = layer.and_then(Layer::experts);
+        let network = network.ok_or_else(|| VlmError::Walk("no layer with experts".to_owned()))?;
+        network.forward(x, batch.common(None))
     }
 
     /// Passes rows through the experts of a layer that this rank has. With gradients, the result

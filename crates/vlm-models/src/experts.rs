@@ -6,13 +6,10 @@ use burn::tensor::{DType, Device, Distribution, Int, Shape, Tensor, TensorData};
 use burn_attention::{Routes as RoutesOfRows, linear, routed_rows, routed_sum, swiglu_halves};
 
 use crate::balance::on_host;
-use crate::batch::Batch;
 use crate::config::{ExpertConfig, ExpertGroups, TextConfig};
-use crate::decoder::Layer;
 use crate::error::{Result, VlmError};
 use crate::layers::{Activation, FeedForward, FeedForwardConfig, Gate, OF_CONVOLUTION};
 use crate::linear::{Adaptable, Linear, Matrices, adapter_dtype};
-use crate::model::Vlm;
 use crate::step::Common;
 use crate::tensors::indices;
 
@@ -425,25 +422,6 @@ impl Routed {
     /// The tokens of the rows.
     pub(crate) fn tokens(&self, device: &Device) -> Tensor<1, Int> {
         indices(self.routes.tokens().to_vec(), device)
-    }
-}
-
-impl Vlm {
-    /// Passes hidden states through the experts of a layer alone, without the norm before them: for
-    /// measurements.
-    ///
-    /// # Shapes
-    /// x and the output: `[batch, seq, hidden_size]`, of the tokens of the batch
-    ///
-    /// # Errors
-    /// [`VlmError::Walk`] if the layer has no experts, or other ranks have some; those of the
-    /// device.
-    #[doc(hidden)]
-    pub fn through_experts(&self, layer: usize, x: Tensor<3>, batch: &Batch) -> Result<Tensor<3>> {
-        let layer = self.language_model.layers.get(layer);
-        let network = layer.and_then(Layer::experts);
-        let network = network.ok_or_else(|| VlmError::Walk("no layer with experts".to_owned()))?;
-        network.forward(x, batch.common(None))
     }
 }
 

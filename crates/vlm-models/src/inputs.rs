@@ -274,7 +274,7 @@ struct Seen {
     grids: Vec<[usize; 3]>,
     /// Their merged patches, among those of all grids.
     merged: Vec<usize>,
-    /// The place among them of each merged patch of all grids.
+    /// The place among them of each merged patch of all grids, if it is there.
     places: Vec<usize>,
 }
 
@@ -283,18 +283,17 @@ impl Seen {
         let count = patches_of(all) / merged_patches;
         let mut is_read = vec![false; count];
         read.iter().for_each(|merged| is_read[*merged] = true);
-        let (mut grids, mut merged, mut places) = (Vec::new(), Vec::new(), vec![0; count]);
-        let mut start = 0;
+        let (mut grids, mut merged) = (Vec::new(), Vec::new());
+        let mut places = Vec::with_capacity(count);
         for grid in all {
+            let start = places.len();
             let end = start + patches_of(std::slice::from_ref(grid)) / merged_patches;
-            if is_read[start..end].contains(&true) {
-                grids.push(*grid);
-                for old in start..end {
-                    places[old] = merged.len();
-                    merged.push(old);
-                }
+            let is_kept = is_read[start..end].contains(&true);
+            grids.extend(is_kept.then_some(*grid));
+            for old in start..end {
+                places.push(merged.len());
+                merged.extend(is_kept.then_some(old));
             }
-            start = end;
         }
         Self {
             grids,

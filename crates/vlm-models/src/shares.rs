@@ -22,6 +22,14 @@ impl TokenShare {
     /// All tokens.
     pub const ALL: Self = Self { index: 0, count: 1 };
 
+    /// The number of groups of heads, of equally many each, that `count` ranks divide among them: the
+    /// most that also divide the ranks.
+    pub fn head_groups(count: usize, heads: usize) -> usize {
+        let divides =
+            |groups: &usize| count.is_multiple_of(*groups) && heads.is_multiple_of(*groups);
+        (1..=count.min(heads)).rev().find(divides).unwrap_or(1)
+    }
+
     /// The indices of its tokens among those of rows of `tokens` tokens.
     pub fn own(self, rows: usize, tokens: usize) -> Vec<usize> {
         let part = part(self.index, self.count, tokens);
@@ -195,9 +203,7 @@ impl HeadPart {
     /// The heads and queries of each of `count` ranks: all have equally many heads, and those with
     /// the same heads different queries.
     pub(crate) fn of_ranks(count: usize, heads: usize, key_heads: usize) -> Vec<Self> {
-        let divides =
-            |groups: &usize| count.is_multiple_of(*groups) && heads.is_multiple_of(*groups);
-        let groups = (1..=count.min(heads)).rev().find(divides).unwrap_or(1);
+        let groups = TokenShare::head_groups(count, heads);
         let parts = count / groups;
         let rank = |rank| Self {
             queries: [rank % parts, parts],
@@ -231,13 +237,11 @@ impl HeadPart {
         let chunks = [index, 2 * parts - 1 - index].map(|chunk| part(chunk, 2 * parts, tokens));
         let [first, second] = chunks;
         let chunks = match first.end == second.start {
-            true => vec![first.start..second.end],
-            false => vec![first, second],
+            true => [first.start..second.end, second.end..second.end],
+            false => [first, second],
         };
-        chunks
-            .into_iter()
-            .filter(|chunk| !chunk.is_empty())
-            .collect()
+        let chunks = chunks.into_iter();
+        chunks.filter(|chunk| !chunk.is_empty()).collect()
     }
 }
 
@@ -341,8 +345,8 @@ mod tests {
             );
         }
         assert_eq!(parts[0].queries(8), [0..2, 6..8]);
-        assert_eq!(parts[1].queries(8), [2..6]);
-        assert_eq!(HeadPart::of_ranks(1, 2, 1)[0].queries(7), [0..7]);
+        assert_eq!(parts[1].queries(8), vec![2..6; 1]);
+        assert_eq!(HeadPart::of_ranks(1, 2, 1)[0].queries(7), vec![0..7; 1]);
         // Of more ranks than queries, some have none.
         let parts = HeadPart::of_ranks(8, 1, 1);
         let counts = parts.iter().map(|part| part.queries(3).len());

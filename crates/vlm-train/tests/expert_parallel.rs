@@ -93,11 +93,14 @@ fn agree(job: Job, divisions: &[[usize; 2]], bounds: [f64; 3]) {
     );
 }
 
+/// Sets how many ranks divide something.
+pub(crate) type Divide = fn(&mut Job, usize);
+
 /// A run of one device, and of each number of ranks of which some divide something; short ones
 /// twice, equal to the bit. `bounds`: of losses, of norms, and of weights.
 pub(crate) fn agree_divided(
     job: Job,
-    (divisions, divide): (&[[usize; 2]], fn(&mut Job, usize)),
+    (divisions, divide): (&[[usize; 2]], Divide),
     bounds: [f64; 3],
 ) {
     let steps = job.recipe.steps;

@@ -348,6 +348,14 @@ impl Finetune {
         let Some(data) = data else {
             return Ok(None);
         };
+        let least = data.lengths.iter().min().copied().unwrap_or(ranks.context);
+        if least < ranks.context {
+            return Err(VlmTrainError::Options(format!(
+                "--context {} divides the tokens of each micro-batch, and a record has {least}; \
+                 choose at most as many devices as tokens, or leave the record out",
+                ranks.context
+            )));
+        }
         let steps = match options.batch.steps {
             Some(steps) => steps,
             None => {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
 
-use vlm_models::{AdaptedLayer, DeltaConfig, ExpertConfig, TextConfig, VisionConfig};
+use vlm_models::{AdaptedLayer, DeltaConfig, ExpertConfig, TextConfig, TokenShare, VisionConfig};
 
 use super::MicroShape;
 use super::delta::{Rule, convolution};
@@ -429,8 +429,7 @@ impl SelfAttention {
     /// Attention of heads that ranks divide, from and to a rank's tokens.
     fn attend_in_parts(&self, run: &Run, [q, k, v]: [Var; 3], tokens: usize) -> Var {
         let count = run.context;
-        let divides = |groups: &usize| count % groups == 0 && self.heads % groups == 0;
-        let groups = (1..=count).rev().find(divides).unwrap_or(1);
+        let groups = TokenShare::head_groups(count, self.heads);
         let (all, heads) = (tokens * count, self.heads / groups);
         let of_keys = (self.kv_heads / groups).max(1) * self.head_dim;
         let queries = all * groups / count * heads * self.head_dim;

@@ -5,6 +5,7 @@
 pub(crate) mod ended;
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::module::{ModuleMapper, Param};
 use burn::tensor::{DType, Device, Tensor};
@@ -32,7 +33,10 @@ pub(crate) struct Folder(pub(crate) PathBuf);
 
 impl Folder {
     pub(crate) fn new(name: &str) -> Self {
-        let name = format!("vlm-train-{name}-{}", std::process::id());
+        // Tests side by side may choose one name.
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("vlm-train-{name}-{}-{number}", std::process::id());
         let folder = Self(std::env::temp_dir().join(name));
         let _none = std::fs::remove_dir_all(&folder.0);
         std::fs::create_dir_all(&folder.0).unwrap();
