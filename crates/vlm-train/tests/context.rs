@@ -57,7 +57,7 @@ fn divided_tokens_learn_what_one_device_learns() {
         (FAMILIES[3], lora(), PACKED, [4, 4]),
         (FAMILIES[4], whole(), PACKED, [3, 3]),
         (FAMILIES[4], lora(), PADDED, [4, 2]),
-        (WITH_EXPERTS[0], whole(), PADDED, [4, 2]),
+        (WITH_EXPERTS[0], whole(), PADDED, [2, 2]),
     ] {
         let has_experts = family == WITH_EXPERTS[0];
         let recipe = Recipe {
