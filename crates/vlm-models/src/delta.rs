@@ -321,12 +321,12 @@ impl DeltaAttention {
             ..
         } = self.config;
         let (rows, [_, g, _]) = (part.rows, &tokens);
-        let like = (&g.device(), g.dtype());
-        let one = Tensor::<2>::eye(key_dim, like.0)
-            .cast(like.1)
-            .reshape([1, key_dim, 1, key_dim]);
+        let (device, wide) = (g.device(), g.dtype());
+        let one = Tensor::<2>::eye(key_dim, &device).cast(wide);
+        let one = one.reshape([1, key_dim, 1, key_dim]);
         let one = one.expand([rows, key_dim, heads, key_dim]);
-        let zeros = Tensor::zeros([rows, key_dim, heads, value_dim], like);
+        let zeros = [rows, key_dim, heads, value_dim];
+        let zeros = Tensor::zeros(zeros, (&device, wide));
         let before = Tensor::cat(vec![zeros, one], 3);
         let all = self.rule(tokens, Some(before), true, part)?;
         let [_, count, _, width] = all.dims();

@@ -122,6 +122,7 @@ impl TokenPart {
         window: &Range<usize>,
         [before, after]: [usize; 2],
     ) -> Result<Sequences> {
+        debug_assert!(before == 0 || window.start > 0, "nothing is before a row");
         let all = before + window.len() + after;
         let Some(sequences) = &self.sequences else {
             return Ok(Sequences::whole(all));

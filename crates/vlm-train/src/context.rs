@@ -13,6 +13,49 @@ use crate::ranks::Peers;
 use crate::recipe::Recipe;
 use crate::trainer::Trainer;
 
+/// An option that divides something among ranks within a layer, and its number of ranks.
+#[derive(Clone, Copy)]
+pub(crate) struct Divided(pub(crate) &'static str, pub(crate) usize);
+
+impl Divided {
+    /// # Errors
+    /// [`VlmTrainError::Options`]
+    pub(crate) fn refused(self, text: &str) -> Result<()> {
+        let Self(option, size) = self;
+        Err(VlmTrainError::Options(format!("{option} {size} {text}")))
+    }
+
+    /// Rejects a number of ranks that does not divide another.
+    ///
+    /// # Errors
+    /// [`VlmTrainError::Options`]
+    pub(crate) fn divides(self, number: usize, what: &str) -> Result<()> {
+        if self.1 > 0 && number.is_multiple_of(self.1) {
+            return Ok(());
+        }
+        self.refused(&format!(
+            "does not divide the {number} {what}; choose a number that does"
+        ))
+    }
+
+    /// Rejects a run that cannot cut its layers where ranks meet.
+    ///
+    /// # Errors
+    /// [`VlmTrainError::Options`]
+    pub(crate) fn expect_cut_layers(self, recipe: &Recipe) -> Result<()> {
+        if !recipe.recompute {
+            let text = "computes activations again, layer by layer; leave out --no-recompute";
+            return self.refused(text);
+        }
+        // Devices compute references and answers alone.
+        if recipe.preference.is_some() || recipe.policy.is_some() {
+            let text = "does not go with a loss of preferences or rewards; leave one of them out";
+            return self.refused(text);
+        }
+        Ok(())
+    }
+}
+
 /// A run of which `size` ranks divide each micro-batch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ContextDivision {
@@ -28,32 +71,12 @@ impl ContextDivision {
     /// # Errors
     /// [`VlmTrainError::Options`]
     pub(crate) fn check(&self, recipe: &Recipe) -> Result<()> {
-        let Self { size, ranks, .. } = *self;
-        let refused = |text: String| {
-            let text = format!("--context {size} {text}");
-            Err(VlmTrainError::Options(text))
-        };
-        if size == 0 || !ranks.is_multiple_of(size) {
-            return refused(format!(
-                "does not divide the {ranks} devices; choose a number that does"
-            ));
-        }
+        let option = Divided("--context", self.size);
+        option.divides(self.ranks, "devices")?;
         if self.expert_parallel != 1 {
-            return refused("does not go with --expert-parallel; leave one of them out".to_owned());
+            return option.refused("does not go with --expert-parallel; leave one of them out");
         }
-        if !recipe.recompute {
-            return refused(
-                "computes activations again, layer by layer; leave out --no-recompute".to_owned(),
-            );
-        }
-        // Devices compute references and answers alone.
-        if recipe.preference.is_some() || recipe.policy.is_some() {
-            return refused(
-                "does not go with a loss of preferences or rewards; leave one of them out"
-                    .to_owned(),
-            );
-        }
-        Ok(())
+        option.expect_cut_layers(recipe)
     }
 }
 

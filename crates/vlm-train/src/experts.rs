@@ -11,6 +11,7 @@ use burn::module::ParamId;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use vlm_models::{ExpertAxis, ExpertPass, ExpertShare, Vlm, VlmError, Walk};
 
+use crate::context::Divided;
 use crate::error::{Result, VlmTrainError};
 use crate::optimizer::Step;
 use crate::ranks::{NoSum, Peers};
@@ -35,37 +36,16 @@ impl ExpertDivision {
     /// # Errors
     /// [`VlmTrainError::Options`]
     pub(crate) fn check(&self, recipe: &Recipe) -> Result<()> {
-        let Self { size, ranks, .. } = *self;
-        let refused = |text: String| {
-            let text = format!("--expert-parallel {size} {text}");
-            Err(VlmTrainError::Options(text))
-        };
+        let option = Divided("--expert-parallel", self.size);
         let Some(experts) = self.experts else {
-            return refused("divides experts, and the model has none; leave it out".to_owned());
+            return option.refused("divides experts, and the model has none; leave it out");
         };
-        for (number, what) in [(ranks, "devices"), (experts, "experts of a layer")] {
-            if size == 0 || !number.is_multiple_of(size) {
-                return refused(format!(
-                    "does not divide the {number} {what}; choose a number that does"
-                ));
-            }
-        }
+        option.divides(self.ranks, "devices")?;
+        option.divides(experts, "experts of a layer")?;
         if self.sharding > Sharding::None {
-            return refused("does not go with --shard; leave one of them out".to_owned());
+            return option.refused("does not go with --shard; leave one of them out");
         }
-        if !recipe.recompute {
-            return refused(
-                "computes activations again, layer by layer; leave out --no-recompute".to_owned(),
-            );
-        }
-        // Devices compute references and answers alone.
-        if recipe.preference.is_some() || recipe.policy.is_some() {
-            return refused(
-                "does not go with a loss of preferences or rewards; leave one of them out"
-                    .to_owned(),
-            );
-        }
-        Ok(())
+        option.expect_cut_layers(recipe)
     }
 }
 

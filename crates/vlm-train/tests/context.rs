@@ -16,8 +16,8 @@ use vlm_train::{
 };
 
 use crate::common::{FAMILIES, Folder, Numbers, WITH_EXPERTS, load, lora, packed, padded};
-use crate::expert_parallel::agree_divided;
-use crate::ranks::{Fault, Job, SECONDS, apart, short, train, train_ranks, whole};
+use crate::expert_parallel::{Divide, agree_divided, continues_in_another_division};
+use crate::ranks::{Job, SECONDS, short, train_ranks, whole};
 use crate::reference::apart_in_torch;
 
 type CutFn = fn(Vec<TrainingSample>) -> MicroBatch;
@@ -25,8 +25,10 @@ type CutFn = fn(Vec<TrainingSample>) -> MicroBatch;
 const PACKED: CutFn = packed;
 const PADDED: CutFn = padded;
 
+const BY_TOKENS: Divide = |job, size| job.context = size;
+
 fn agree(job: Job, divisions: &[[usize; 2]], bounds: [f64; 3]) {
-    agree_divided(job, (divisions, |job, size| job.context = size), bounds);
+    agree_divided(job, (divisions, BY_TOKENS), bounds);
 }
 
 fn job(family: &'static str, recipe: Recipe) -> Job {
@@ -108,24 +110,9 @@ fn ranks_that_divide_tokens_divide_weights_too_and_wait_for_other_groups() {
     }
 }
 
-/// A checkpoint continues in any division.
 #[test]
 fn a_run_continues_with_its_tokens_in_another_division() {
-    let recipe = short(lora(), 4);
-    let alone = Folder::new("undivided-tokens");
-    let mut of_one = job(FAMILIES[2], recipe.clone());
-    of_one.folder = alone.0.clone();
-    let expected = train(None, &of_one, Fault::None).unwrap().reports;
-    for [from, to] in [[2, 1], [1, 4], [4, 2]] {
-        let moved = Folder::new(&format!("moved-tokens-{from}-{to}"));
-        let mut job = job(FAMILIES[2], recipe.clone());
-        (job.folder, job.fault, job.context) = (moved.0.clone(), Fault::Data, from);
-        assert!(train_ranks(4, &job).is_err());
-        (job.fault, job.resume, job.context) = (Fault::None, true, to);
-        let rest = train_ranks(4, &job).unwrap();
-        let apart = apart(&expected[2..], &rest[0].reports);
-        assert!(apart <= 1e-6, "{from} to {to}: {apart:.1e}");
-    }
+    continues_in_another_division(job(FAMILIES[2], short(lora(), 4)), BY_TOKENS);
 }
 
 /// Of up to eight ranks for a micro-batch, and of two micro-batches at a time.
@@ -337,17 +324,18 @@ fn gradients_of(
 fn largest_apart(expected: &[Vec<f32>], found: &[Vec<f32>]) -> f64 {
     let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
     let all = norm(&mut expected.iter().flatten().map(|x| f64::from(*x)));
+    assert_eq!(expected.len(), found.len());
     let pairs = expected.iter().zip(found).map(|(expected, found)| {
-        // Without a gradient on any rank, or with zeros.
-        let expected = expected.iter().copied().chain(std::iter::repeat(0.0));
-        let found = found.iter().copied();
-        norm(
-            &mut found
-                .zip(expected)
-                .map(|(a, b)| f64::from(a) - f64::from(b)),
-        ) / all
+        // None is zeros.
+        let value = |of: &[f32], at: usize| f64::from(of.get(at).copied().unwrap_or(0.0));
+        let places = 0..expected.len().max(found.len());
+        norm(&mut places.map(|at| value(expected, at) - value(found, at))) / all
     });
-    pairs.fold(0.0, f64::max)
+    // Unlike max, which ignores NaN.
+    pairs.fold(0.0, |most, apart| match apart <= most {
+        true => most,
+        false => apart,
+    })
 }
 
 /// Thirty batches with pictures and videos across the borders of ranks.

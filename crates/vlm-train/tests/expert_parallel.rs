@@ -86,15 +86,13 @@ fn elements(file: &[u8]) -> Vec<f32> {
 }
 
 fn agree(job: Job, divisions: &[[usize; 2]], bounds: [f64; 3]) {
-    agree_divided(
-        job,
-        (divisions, |job, size| job.expert_parallel = size),
-        bounds,
-    );
+    agree_divided(job, (divisions, BY_EXPERTS), bounds);
 }
 
 /// Sets how many ranks divide something.
 pub(crate) type Divide = fn(&mut Job, usize);
+
+const BY_EXPERTS: Divide = |job, size| job.expert_parallel = size;
 
 /// A run of one device, and of each number of ranks of which some divide something; short ones
 /// twice, equal to the bit. `bounds`: of losses, of norms, and of weights.
@@ -290,28 +288,37 @@ fn the_first_loss_does_not_depend_on_the_division() {
     }
 }
 
-/// A checkpoint has all experts, and continues in any division.
+/// A checkpoint of four steps is whole, and continues in any division.
+pub(crate) fn continues_in_another_division(job: Job, divide: Divide) {
+    let alone = Folder::new("undivided");
+    let of_one = Job {
+        folder: alone.0.clone(),
+        ..job.clone()
+    };
+    let expected = train(None, &of_one, Fault::None).unwrap().reports;
+    for [from, to] in [[2, 1], [1, 4], [4, 2]] {
+        let moved = Folder::new(&format!("moved-{from}-{to}"));
+        let mut job = Job {
+            folder: moved.0.clone(),
+            fault: Fault::Data,
+            ..job.clone()
+        };
+        divide(&mut job, from);
+        assert!(train_ranks(4, &job).is_err());
+        (job.fault, job.resume) = (Fault::None, true);
+        divide(&mut job, to);
+        let rest = train_ranks(4, &job).unwrap();
+        let apart = apart(&expected[2..], &rest[0].reports);
+        assert!(apart <= 1e-6, "{from} to {to}: {apart:.1e}");
+        let [expected, found] = [&alone, &moved].map(|folder| elements(&state(folder, 4)).len());
+        assert_eq!(expected, found, "{from} to {to}");
+    }
+}
+
 #[test]
 fn a_run_continues_with_its_experts_in_another_division() {
     for trained in [whole(), beside(&EXPERTS)] {
-        let recipe = short(trained, 4);
-        let alone = Folder::new("undivided");
-        let mut of_one = job(WITH_EXPERTS[0], recipe.clone());
-        of_one.folder = alone.0.clone();
-        let expected = train(None, &of_one, Fault::None).unwrap().reports;
-        for [from, to] in [[2, 1], [1, 4], [4, 2]] {
-            let moved = Folder::new(&format!("moved-{from}-{to}"));
-            let mut job = job(WITH_EXPERTS[0], recipe.clone());
-            (job.folder, job.fault, job.expert_parallel) = (moved.0.clone(), Fault::Data, from);
-            assert!(train_ranks(4, &job).is_err());
-            (job.fault, job.resume, job.expert_parallel) = (Fault::None, true, to);
-            let rest = train_ranks(4, &job).unwrap();
-            let apart = apart(&expected[2..], &rest[0].reports);
-            assert!(apart <= 1e-6, "{from} to {to}: {apart:.1e}");
-            let [expected, found] =
-                [&alone, &moved].map(|folder| elements(&state(folder, 4)).len());
-            assert_eq!(expected, found, "{from} to {to}");
-        }
+        continues_in_another_division(job(WITH_EXPERTS[0], short(trained, 4)), BY_EXPERTS);
     }
 }
 
