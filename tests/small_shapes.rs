@@ -10,9 +10,10 @@ use crate::random::Random;
 use burn::tensor::{DType, Device, Int, Tensor};
 use burn_attention::{
     AdamWOp, Adapter, Attention, AttentionMask, CrossEntropy, GatedDelta, GradientSource,
-    MaskRules, Sequences, Window, adamw, adapted_linear_source, adapted_linears, backward_from,
-    gated_delta_step, grouped_linear, layer_norm, linear, linear_source, rms_norm,
-    short_convolution, stand_in, swiglu, wide_linear, wide_linear_source,
+    MaskRules, Routes, Sequences, Window, adamw, adapted_linear_source, adapted_linears,
+    backward_from, gated_delta_step, grouped_linear, layer_norm, linear, linear_source, rms_norm,
+    routed_rows, routed_sum, short_convolution, stand_in, swiglu, swiglu_halves, wide_linear,
+    wide_linear_source,
 };
 use rope_burn::rope_core::{Layout, Pairing, Positions, RotarySpec};
 use rope_burn::{Implementation, NormRotaryConfig, Rotary, RotaryAngles, RotaryConfig};
@@ -66,6 +67,13 @@ fn share(random: &mut Random) -> ExpertShare {
         index: random.below(2),
         count: random.size(2),
     }
+}
+
+/// Mostly two rows of each of two tokens.
+fn routes(random: &mut Random) -> Routes {
+    let (tokens, per_token) = (random.size(2), random.size(2).max(1));
+    let rows = (0..tokens * per_token).map(|row| row / per_token);
+    Routes::new(rows.collect(), (0..tokens * per_token).collect(), per_token)
 }
 
 /// The function, and its name in the lists of public items.
@@ -393,6 +401,19 @@ const FUNCTIONS: &[Function] = &[
         let (x, weight) = (random.tensor([3, 2]), random.tensor([2, 4, 2]));
         let groups = [random.size(1), random.size(2)];
         let out = grouped_linear(x, weight, &groups);
+        out.is_ok_and(|out| goes_back(&[out]))
+    }),
+    ("burn-attention routed_rows", |random| {
+        let out = routed_rows(random.tensor([2, 3]), &routes(random));
+        out.is_ok_and(|out| goes_back(&[out]))
+    }),
+    ("burn-attention routed_sum", |random| {
+        let (rows, shares) = (random.tensor([4, 3]), random.tensor([2, 2]));
+        let out = routed_sum(rows, shares, &routes(random));
+        out.is_ok_and(|out| goes_back(&[out]))
+    }),
+    ("burn-attention swiglu_halves", |random| {
+        let out = swiglu_halves(random.tensor([2, 4]));
         out.is_ok_and(|out| goes_back(&[out]))
     }),
     ("burn-attention short_convolution", |random| {

@@ -145,7 +145,10 @@ pub fn routed_sum(rows: Tensor<2>, shares: Tensor<2>, routes: &Routes) -> Result
         per_token,
         expected,
     )?;
-    if rows.dims().contains(&0) || !reaches(rows.device().as_dispatch()) {
+    if rows.dims().contains(&0) {
+        return Ok(rows.reshape([tokens, channels]));
+    }
+    if !reaches(rows.device().as_dispatch()) {
         let narrow = rows.dtype();
         let rows = rows
             .clone()

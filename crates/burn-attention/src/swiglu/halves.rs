@@ -72,7 +72,10 @@ pub fn swiglu_halves(both: Tensor<2>) -> Result<Tensor<2>> {
     let [rows, columns] = both.dims();
     let hidden = columns / 2;
     equal(["gate", "up"], "channels", hidden, columns - hidden)?;
-    if rows * columns == 0 || !reaches(both.device().as_dispatch()) {
+    if rows * columns == 0 {
+        return Ok(both.reshape([rows, hidden]));
+    }
+    if !reaches(both.device().as_dispatch()) {
         let gate = both.clone().narrow(1, 0, hidden);
         return swiglu(gate, both.narrow(1, hidden, hidden));
     }
