@@ -5,6 +5,7 @@ use std::ops::Range;
 use burn::tensor::{Int, Tensor};
 use burn_attention::Attention;
 use rope_burn::RotaryAngles;
+use rope_core::Positions;
 use rope_core::position_ids::{PositionIds, Prompt, Rows};
 
 use crate::error::{Result, VlmError};
@@ -56,6 +57,13 @@ impl Batch {
     /// The position ids of the tokens, with their divergences from the rule.
     pub fn position_ids(&self) -> &PositionIds {
         &self.position_ids
+    }
+
+    /// The indices of this rank's tokens among those of all ranks, and the positions that they are
+    /// rotated by, if ranks divide them.
+    pub fn own_tokens(&self) -> Option<(&[usize], &Positions)> {
+        let part = self.part.as_ref();
+        part.map(|part| (&part.own[..], &part.positions))
     }
 
     /// The inputs that all layers of the decoder share.

@@ -373,7 +373,7 @@ impl Layer {
     ) -> Result<Tensor<3>> {
         let normalised = self.input(hidden, index, trace)?;
         match (&self.self_attn, &self.linear_attn) {
-            (_, Some(linear)) => linear.forward(normalised, common.recurrence, cache, common.draw),
+            (_, Some(linear)) => linear.forward(normalised, common, cache, index, trace),
             (Some(attention), None) => attention.forward(normalised, common, cache, index, trace),
             (None, None) => Ok(normalised),
         }
@@ -656,6 +656,8 @@ impl Mixing for SelfAttention {
             }),
             (_, [mixed]) => {
                 let attended = self.of_tokens(mixed, part);
+                let (index, trace) = at;
+                trace.record(|| format!("mixed.{index}"), &attended);
                 let output = self.output(attended, from.kept.first().cloned(), common)?;
                 Ok(Stage::of(vec![output]))
             }

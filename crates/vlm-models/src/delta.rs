@@ -68,15 +68,19 @@ impl DeltaAttention {
         }
     }
 
-    /// Attends. `recurrence` is that of the tokens of a prompt or step; `None` means one more token
-    /// in each row, whose cache has the convolution's last inputs and the state.
+    /// Attends. `common.recurrence` is that of the tokens of a prompt or step; `None` means one more
+    /// token in each row, whose cache has the convolution's last inputs and the state.
     pub(crate) fn forward(
         &self,
         hidden: Tensor<3>,
-        recurrence: Option<&Recurrence>,
+        common: Common,
         cache: Option<&mut LayerCache>,
-        draw: Draw,
+        index: usize,
+        trace: &mut Trace,
     ) -> Result<Tensor<3>> {
+        let Common {
+            recurrence, draw, ..
+        } = common;
         let config = &self.config;
         let (mixed, z, [mut g, mut beta]) = self.project(hidden, recurrence, draw)?;
         let weight = self.taps();
@@ -86,8 +90,10 @@ impl DeltaAttention {
                 [g, beta] = [g, beta].map(|x| recurrence.masked(x));
                 let window = cache.is_some().then(|| recurrence.last(&mixed));
                 let mixed = short_convolution(mixed, weight, &recurrence.sequences)?;
+                trace.record(|| format!("conv.{index}"), &mixed);
                 let [q, k, v] = config.divided(mixed);
                 let (out, state) = recurrence.rule.try_forward(q, k, v, g, beta)?;
+                trace.record(|| format!("mixed.{index}"), &out);
                 if let (Some(cache), Some(window)) = (cache, window) {
                     *cache = Some((window, state));
                 }
@@ -223,7 +229,7 @@ impl Mixing for DeltaAttention {
         from: Stage,
         common: Common,
         part: &TokenPart,
-        _at: (usize, &mut Trace),
+        (index, trace): (usize, &mut Trace),
     ) -> Result<Stage> {
         let missing = || VlmError::Walk("a stage of a layer with a state has no input".to_owned());
         let Some(recurrence) = common.recurrence else {
@@ -240,6 +246,7 @@ impl Mixing for DeltaAttention {
         };
         if stage == 1 {
             let mixed = self.convolved(&received, mixed, part)?;
+            trace.record(|| format!("conv.{index}"), &mixed);
             let tokens = [mixed.clone(), g.clone(), beta.clone()];
             let later = part.share.count - 1 - part.share.index;
             let state = (later > 0).then(|| self.state(tokens, part));
@@ -255,6 +262,7 @@ impl Mixing for DeltaAttention {
         let out = self
             .rule([mixed, g, beta], before, false, part)?
             .cast(dtype);
+        trace.record(|| format!("mixed.{index}"), &out);
         Ok(Stage::of(vec![self.output(out, z, common.draw)?]))
     }
 }

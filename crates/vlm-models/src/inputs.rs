@@ -110,27 +110,31 @@ impl Vlm {
             }
             None => None,
         };
-        let part = share.map(|share| {
+        let part = share.map(|share| -> Result<TokenPart> {
             let own = share.own(rows, seq);
             let parts = self.language_model.attention_parts(share.count);
             let queries =
                 parts.map(|parts| Queries::of(&parts[share.index], seq, &mask, window.as_ref()));
-            TokenPart {
+            Ok(TokenPart {
                 share,
                 rows,
                 tokens: seq,
                 queries: queries.unwrap_or_default(),
                 sequences: rules.cu_seqlens.map(|_| sequences.clone()),
                 attended: own.iter().map(|token| attended[*token]).collect(),
+                positions: position_ids.select(&own)?,
                 own,
                 sees: !(prompt.image_grids.is_empty() && prompt.video_grids.is_empty()),
-            }
+            })
         });
-        let mut positions = position_ids.positions()?;
+        let part = part.transpose()?;
+        let positions = match &part {
+            Some(part) => part.positions.clone(),
+            None => position_ids.positions()?,
+        };
         let mut ids = ints(prompt.input_ids.iter().copied(), &device);
         let mut own_recurrence = recurrence;
         if let Some(TokenPart { own, .. }) = &part {
-            positions = position_ids.select(own)?;
             ids = ints(own.iter().map(|token| prompt.input_ids[*token]), &device);
             own_recurrence = own_recurrence.map(|recurrence| recurrence.of_part(own));
         }

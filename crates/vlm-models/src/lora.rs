@@ -87,7 +87,9 @@ impl Parameter {
             _ => self.shape.clone(),
         };
         let index = |element| index(self.index_of(element));
-        Sampled::take(&self.name, tensor, &shape, count, index)
+        Sampled::take(&self.name, tensor, &shape, count, |element| {
+            Some(index(element))
+        })
     }
 
     fn unreadable(&self, reason: String) -> VlmError {

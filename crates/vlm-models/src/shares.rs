@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use burn::tensor::Tensor;
 use burn_attention::{Attention, AttentionMask, Sequences};
+use rope_core::Positions;
 
 use crate::error::Result;
 use crate::tensors::indices;
@@ -57,6 +58,8 @@ pub(crate) struct TokenPart {
     pub(crate) own: Vec<usize>,
     /// False for each of its tokens that is padding.
     pub(crate) attended: Vec<bool>,
+    /// The positions of its tokens.
+    pub(crate) positions: Positions,
     /// True if the batch has pictures, though maybe none at these tokens.
     pub(crate) sees: bool,
     /// The queries whose attention this rank computes.
@@ -312,6 +315,7 @@ mod tests {
             tokens: 10,
             own: Vec::new(),
             attended: Vec::new(),
+            positions: Positions::new(1, &[]).expect("no positions"),
             sees: false,
             queries: Vec::new(),
             sequences,

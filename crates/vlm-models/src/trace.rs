@@ -24,10 +24,27 @@ enum Mode {
     Samples {
         count: usize,
         segments: Vec<Segment>,
+        rows: TokenRows,
         /// By label and name.
         found: BTreeMap<(String, String), Sampled>,
         error: Option<VlmError>,
     },
+}
+
+/// The rows of tokens in activations: of all, or of a rank's tokens by their ascending indices.
+#[derive(Debug)]
+enum TokenRows {
+    All,
+    Own(Vec<usize>),
+}
+
+impl TokenRows {
+    fn of(&self, token: usize) -> Option<usize> {
+        match self {
+            Self::All => Some(token),
+            Self::Own(own) => own.binary_search(&token).ok(),
+        }
+    }
 }
 
 /// A sample of a batch: the place of its rows in the activations of a pass.
@@ -63,7 +80,8 @@ pub fn sampled_elements(elements: usize, count: usize) -> impl Iterator<Item = u
 }
 
 impl Sampled {
-    /// Samples a tensor, read by `index`: from an element of the tensor to its index in `flat`.
+    /// Samples a tensor, read by `index`: from an element of the tensor to its index in `flat`,
+    /// `None` for one that is not there, whose value is 0.
     ///
     /// # Errors
     /// [`VlmError::TensorUnreadable`] if it cannot be read from the device.
@@ -72,14 +90,15 @@ impl Sampled {
         flat: Tensor<1>,
         shape: &[usize],
         count: usize,
-        index: impl Fn(usize) -> usize,
+        index: impl Fn(usize) -> Option<usize>,
     ) -> Result<Self> {
         let elements = shape.iter().product();
-        let places: Vec<usize> = sampled_elements(elements, count).map(index).collect();
-        let values = if places.is_empty() {
+        let places: Vec<Option<usize>> = sampled_elements(elements, count).map(index).collect();
+        let there: Vec<usize> = places.iter().flatten().copied().collect();
+        let found: Vec<f32> = if there.is_empty() {
             Vec::new()
         } else {
-            let places = indices_on(places, &flat.device());
+            let places = indices_on(there, &flat.device());
             let data = flat
                 .inner()
                 .select(0, places)
@@ -91,9 +110,12 @@ impl Sampled {
             })?;
             data.iter::<f32>().collect()
         };
+        let mut found = found.into_iter();
+        let values = places.into_iter();
+        let values = values.map(|place| place.and_then(|_| found.next()).unwrap_or(0.0));
         Ok(Self {
             shape: shape.to_vec(),
-            values,
+            values: values.collect(),
         })
     }
 }
@@ -117,12 +139,14 @@ impl Trace {
     }
 
     /// Creates a trace that copies, for each sample, at most `count` elements of every named
-    /// activation and of its gradient.
-    pub fn sampling(count: usize, segments: Vec<Segment>) -> Self {
+    /// activation and of its gradient. Of a rank that has some of the tokens, `own` has their
+    /// ascending indices: elements of others are 0, and the tower's are not copied.
+    pub fn sampling(count: usize, segments: Vec<Segment>, own: Option<Vec<usize>>) -> Self {
         Self {
             mode: Mode::Samples {
                 count,
                 segments,
+                rows: own.map_or(TokenRows::All, TokenRows::Own),
                 found: BTreeMap::new(),
                 error: None,
             },
@@ -195,17 +219,22 @@ impl Trace {
             Mode::Samples {
                 count,
                 segments,
+                rows: of_tokens,
                 found,
                 error,
             } => {
                 let name = name();
+                let is_own = matches!(of_tokens, TokenRows::Own(_));
+                if is_own && name.starts_with("vision.") {
+                    return;
+                }
                 let patches = segments.iter().map(|segment| segment.patches.len()).sum();
                 for segment in segments.iter() {
                     let rows = segment.rows(&name, x.dims()[0], patches);
                     if rows.is_empty() {
                         continue;
                     }
-                    match sample_rows(&name, x, rows, *count) {
+                    match sample_rows(&name, x, (rows, of_tokens), *count) {
                         Ok(sampled) => {
                             found.insert((segment.label.clone(), name.clone()), sampled);
                         }
@@ -231,6 +260,7 @@ impl Trace {
         let Mode::Samples {
             count,
             segments,
+            rows: of_tokens,
             found,
             error,
         } = &mut self.mode
@@ -241,12 +271,22 @@ impl Trace {
         let flat = hidden.clone().inner().reshape([rows * seq, channels]);
         for segment in segments.iter().filter(|segment| !segment.tokens.is_empty()) {
             let tokens = sampled_elements(segment.tokens.len(), FEW);
-            let tokens = tokens.map(|token| segment.tokens.start + token).collect();
-            let few = of(flat.clone().select(0, indices(tokens, &flat.device())));
-            let [tokens, width] = few.dims();
-            let shape = [tokens, width];
-            let flat = few.reshape([tokens * width]);
-            match Sampled::take(&name(), flat, &shape, *count, |element| element) {
+            let rows = tokens.map(|token| of_tokens.of(segment.tokens.start + token));
+            let rows: Vec<Option<usize>> = rows.collect();
+            let there: Vec<usize> = rows.iter().flatten().copied().collect();
+            if there.is_empty() {
+                continue;
+            }
+            let few = of(flat.clone().select(0, indices(there, &flat.device())));
+            let [count_there, width] = few.dims();
+            let shape = [rows.len(), width];
+            let flat = few.reshape([count_there * width]);
+            let index = |element: usize| {
+                let row = element / width;
+                let before = rows[..row].iter().flatten().count();
+                rows[row].map(|_| before * width + element % width)
+            };
+            match Sampled::take(&name(), flat, &shape, *count, index) {
                 Ok(sampled) => _ = found.insert((segment.label.clone(), name()), sampled),
                 Err(failed) => _ = error.get_or_insert(failed),
             }
@@ -270,16 +310,20 @@ impl Segment {
 fn sample_rows<const D: usize>(
     name: &str,
     x: &Tensor<D>,
-    rows: Range<usize>,
+    (rows, of_tokens): (Range<usize>, &TokenRows),
     count: usize,
 ) -> Result<Sampled> {
     let dims = x.dims();
-    let row_dims = if name.starts_with("vision.") { 1 } else { 2 };
+    let (row_dims, of_tokens) = match name.starts_with("vision.") {
+        true => (1, &TokenRows::All),
+        false => (2, of_tokens),
+    };
     let width: usize = dims[row_dims..].iter().product();
     let elements: usize = dims.iter().product();
     let shape = [&[rows.len()], &dims[row_dims..]].concat();
     let flat = x.clone().inner().reshape([elements]);
     Sampled::take(name, flat, &shape, count, |element| {
-        rows.start * width + element
+        let row = of_tokens.of(rows.start + element / width)?;
+        Some(row * width + element % width)
     })
 }

@@ -74,7 +74,11 @@ impl Vlm {
         Ok(reduced(&loss, hidden, self.head())?)
     }
 
-    fn own_targets(&self, batch: &Batch, labels: &[i64]) -> Result<Vec<i64>> {
+    /// For each of this rank's tokens, the label that it predicts, or -100.
+    ///
+    /// # Errors
+    /// [`VlmError::LabelCount`], [`VlmError::Label`]
+    pub fn own_targets(&self, batch: &Batch, labels: &[i64]) -> Result<Vec<i64>> {
         let targets = self.targets(&batch.sequences, &batch.attended, labels)?;
         Ok(batch.own(targets))
     }

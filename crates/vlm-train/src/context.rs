@@ -168,6 +168,12 @@ impl Trainer {
         self.peers.as_ref().and_then(Peers::token_share)
     }
 
+    /// The first of the ranks that divide its micro-batches.
+    pub(crate) fn context_first(&self) -> Option<usize> {
+        let peers = self.peers.as_ref()?;
+        Some(peers.context_group().start)
+    }
+
     /// True if this rank speaks for those that divide its micro-batches.
     pub(crate) fn leads(&self) -> bool {
         self.token_share().is_none_or(|share| share.index == 0)

@@ -192,10 +192,6 @@ pub fn run(
         let text = "a step whose experts are divided is not recorded; leave one of both out";
         return Err(VlmTrainError::Options(text.to_owned()));
     }
-    if options.record_step.is_some() && trainer.token_share().is_some() {
-        let text = "a step whose tokens are divided is not recorded; leave one of both out";
-        return Err(VlmTrainError::Options(text.to_owned()));
-    }
     let folder = options.folder.path();
     let is_first = trainer.is_first();
     let unlocked = is_first && !options.folder.is_own();

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use vlm_data::{Cut, DataPosition, MicroBatch, TrainingSample};
 use vlm_models::{Backward, Parameter, RouterLoads, RouterLoss, Trace, Vlm, VlmError};
 
-use crate::batch::{inputs, lines, prompt, seeds, sees};
+use crate::batch::{inputs, lines, seeds, sees};
 use crate::checkpoint::Validations;
 use crate::error::{Result, VlmTrainError};
 use crate::groups::PolicyReport;
@@ -501,7 +501,7 @@ impl Trainer {
     ) -> Result<f64> {
         let ready = self.own_batch(&self.model, micro)?;
         let mut trace = match &recording {
-            Some(recording) => recording.trace(&self.model, micro)?,
+            Some(recording) => recording.trace(&self.model, micro, self.token_share())?,
             None => Trace::off(),
         };
         let labels = &micro.labels;
@@ -510,7 +510,8 @@ impl Trainer {
             .run(|walk| model.backward_traced(&ready, labels, how, &mut trace, walk))
             .map_err(|error| self.walked(error))?;
         if let Some(recording) = recording {
-            recording.add_pass(&self.model, micro, &ready, (trace, scale))?;
+            let tokens = self.token_share().zip(self.context_first());
+            recording.add_pass(&self.model, (micro, &ready), tokens, (trace, scale))?;
         }
         self.expect_finite(mean, micro)?;
         Ok(mean)
@@ -582,12 +583,6 @@ impl Trainer {
             }
         }
         Ok("every activation is finite".to_owned())
-    }
-
-    /// Labelled tokens of each micro-batch.
-    pub(crate) fn labelled(&self, batch: &[MicroBatch]) -> Result<Vec<usize>> {
-        let labelled = |micro: &MicroBatch| self.model.labelled(&prompt(micro), &micro.labels);
-        Ok(batch.iter().map(labelled).collect::<Result<_, _>>()?)
     }
 
     /// Computes the loss over micro-batches, in nats per labelled token, without dropout or an

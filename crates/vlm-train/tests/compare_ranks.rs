@@ -279,12 +279,12 @@ fn ranks(folder: &Folder, case: &Case) -> Vec<StepRecord> {
 #[derive(Clone)]
 struct Case(&'static str, TrainedParts, Sharding, Seed);
 
-fn shown(comparison: &Comparison) -> String {
+pub(crate) fn shown(comparison: &Comparison) -> String {
     let first = comparison.first();
     format!("{:?}, first {first:?}", comparison.suspicion)
 }
 
-fn whole() -> TrainedParts {
+pub(crate) fn whole() -> TrainedParts {
     TrainedParts::Full(ALL.to_vec().into())
 }
 

@@ -39,7 +39,7 @@ fn job(family: &'static str, recipe: Recipe) -> Job {
 }
 
 /// Adapters that drop some of their inputs.
-fn dropping() -> TrainedParts {
+pub(crate) fn dropping() -> TrainedParts {
     match lora() {
         TrainedParts::Lora(config) => TrainedParts::Lora(LoraConfig {
             dropout: 0.2,

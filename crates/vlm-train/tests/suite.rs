@@ -5,6 +5,7 @@
 
 mod common;
 mod compare;
+mod compare_parts;
 mod compare_ranks;
 mod context;
 mod expert_parallel;

@@ -20,6 +20,8 @@ const ALLOWED: [(&str, [f64; 4], f64); 3] = [
 /// The factor of a model with experts: rounding sends a token to others. In bf16, torch's own
 /// activations are 8e-2 from its f32.
 const EXPERTS: f64 = 4.0;
+/// Gradients with a larger relative difference explain that of their updates.
+const ROUNDED: f32 = 1e-2;
 /// Norms below this share of the median of their stage are rounding of larger ones.
 const FLOOR: f64 = 1e-4;
 
@@ -32,12 +34,7 @@ pub(super) struct Pair<'a> {
 
 impl<'a> Pair<'a> {
     /// Returns `None` if the records have no element in common.
-    fn new(
-        (stage, item): (Stage, &str),
-        name: &str,
-        left: &'a StepRecord,
-        right: &StepRecord,
-    ) -> Option<Self> {
+    fn new(name: &str, left: &'a StepRecord, right: &StepRecord) -> Option<Self> {
         let shape = left.header.shapes.get(name)?;
         if right.header.shapes.get(name) != Some(shape) {
             let elements = None;
@@ -52,11 +49,11 @@ impl<'a> Pair<'a> {
                 false => record.header.samples,
             };
             let places = sampled_elements(all, count).zip(values.iter().copied());
-            let Some(owners) = record.owners(stage, item) else {
+            let Some(owners) = record.owners_of(name) else {
                 return Some(places.collect::<Vec<_>>());
             };
             let own = record.header.rank.as_ref().map(|rank| rank.rank as f32);
-            let places = places.zip(owners);
+            let places = places.zip(owners.iter());
             let own = places.filter(|(_, owner)| Some(**owner) == own);
             Some(own.map(|(place, _)| place).collect())
         };
@@ -105,7 +102,7 @@ pub(super) struct Facts<'a> {
 }
 
 /// The stage of an item, the line of its sample, and its name.
-pub(super) fn parsed(name: &str) -> Option<(Stage, &str, &str)> {
+pub(crate) fn parsed(name: &str) -> Option<(Stage, &str, &str)> {
     let (stage, rest) = name.split_once('/')?;
     let line_item = |stage| rest.split_once('/').map(|(line, name)| (stage, line, name));
     match stage {
@@ -128,7 +125,7 @@ fn number_after(name: &str, word: &str) -> Option<usize> {
 /// The layer or block of an item.
 pub(super) fn layer(stage: Stage, name: &str) -> Option<usize> {
     let words: &[&str] = match stage {
-        Stage::Forward => &["block.", "hidden.", "norm.", "attn.", "mixed."],
+        Stage::Forward => &["block.", "hidden.", "norm.", "attn.", "mixed.", "conv."],
         Stage::Backward if name.starts_with("hidden.") => &["hidden."],
         _ => &["layers.", "blocks."],
     };
@@ -138,7 +135,7 @@ pub(super) fn layer(stage: Stage, name: &str) -> Option<usize> {
 }
 
 /// Activations of a decoder layer in the order of their causes.
-const ORDER: [(&str, usize); 11] = [
+const ORDER: [(&str, usize); 12] = [
     (".in", 0),
     (".attn", 1),
     ("q_pre", 2),
@@ -146,6 +143,7 @@ const ORDER: [(&str, usize); 11] = [
     ("v.", 2),
     ("q_post", 3),
     ("k_post", 3),
+    ("conv", 3),
     ("mixed", 4),
     ("attn.", 5),
     (".mlp", 6),
@@ -197,6 +195,30 @@ pub(super) fn rank(stage: Stage, name: &str) -> (usize, usize, usize) {
     }
 }
 
+/// Leaves out elements of updates whose gradients differ by as much: AdamW divides by the gradient,
+/// so rounding of a small one is all of its update.
+fn explain_updates(pairs: &mut BTreeMap<(Stage, String), BTreeMap<String, Pair<'_>>>) {
+    let mut rounded: BTreeMap<String, BTreeSet<usize>> = BTreeMap::new();
+    for ((_, name), lines) in pairs
+        .iter()
+        .filter(|((stage, _), _)| *stage == Stage::Backward)
+    {
+        let elements = lines.get("").into_iter().flat_map(Pair::elements);
+        let elements =
+            elements.filter(|(_, left, right)| (left - right).abs() > ROUNDED * left.abs());
+        rounded.insert(name.clone(), elements.map(|(place, ..)| place).collect());
+    }
+    for ((stage, name), lines) in pairs.iter_mut() {
+        let Some(rounded) = rounded.get(name).filter(|_| *stage == Stage::Update) else {
+            continue;
+        };
+        let elements = lines.get_mut("").and_then(|pair| pair.elements.as_mut());
+        if let Some(elements) = elements {
+            elements.retain(|(place, ..)| !rounded.contains(place));
+        }
+    }
+}
+
 impl<'a> Facts<'a> {
     pub(super) fn of(left: &'a StepRecord, right: &'a StepRecord) -> Self {
         let mut pairs: BTreeMap<(Stage, String), BTreeMap<String, Pair<'a>>> = BTreeMap::new();
@@ -206,12 +228,13 @@ impl<'a> Facts<'a> {
             .filter(|name| right.items.contains_key(*name))
         {
             if let Some((stage, line, item)) = parsed(name)
-                && let Some(pair) = Pair::new((stage, item), name, left, right)
+                && let Some(pair) = Pair::new(name, left, right)
             {
                 let name_pairs = pairs.entry((stage, item.to_owned())).or_default();
                 name_pairs.insert(line.to_owned(), pair);
             }
         }
+        explain_updates(&mut pairs);
         let only = [(left, right), (right, left)].map(|(one, other)| {
             let missing = one
                 .items

@@ -5,6 +5,7 @@
 //! inputs are equal, so the operation that computes it is at fault.
 
 mod facts;
+mod parts;
 mod ranks;
 mod suspect;
 
@@ -13,6 +14,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use self::facts::Facts;
+pub(crate) use self::facts::parsed;
 use crate::record::StepRecord;
 
 /// The part of a step that an item belongs to, in causal order.
@@ -84,7 +86,7 @@ impl Row {
 /// A kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Fault {
-    /// Samples that several ranks have, or none.
+    /// Samples or tokens that several ranks have, or none.
     Division,
     /// A different number of labelled tokens in the divisor of the loss.
     Count,
@@ -102,6 +104,16 @@ pub enum Fault {
     GradientNorm,
     /// A part that was not updated.
     MissedUpdate,
+    /// A label that a token does not predict, as the next token is on another rank.
+    Border,
+    /// Packed sequences whose states a rank does not tell from each other.
+    Sequences,
+    /// Tokens of the rank before that a convolution reads.
+    Halo,
+    /// The state before a rank's tokens.
+    State,
+    /// What ranks exchange in a layer, or their masks.
+    Exchange,
     /// Different tokens, labels or pictures.
     Data,
     /// Different position ids for the same tokens.
@@ -130,6 +142,10 @@ pub enum Fault {
     Axes,
     /// The pairing of channels or the frequencies of a rotation.
     Pairing,
+    /// A short convolution.
+    Convolution,
+    /// The gated delta rule.
+    DeltaRule,
     /// The attention mask.
     Mask,
     /// The scale of attention scores.
@@ -158,7 +174,9 @@ impl Fault {
     /// The description of the fault.
     pub fn text(self) -> &'static str {
         match self {
-            Self::Division => "the division of the batch: a sample is on several ranks, or on none",
+            Self::Division => {
+                "the division of the batch: samples or tokens are on several ranks, or on none"
+            }
             Self::Count => "the count of labelled tokens, by which the loss is divided",
             Self::Replicas => "replicas that have grown apart",
             Self::Part => "a part on the wrong rank",
@@ -167,6 +185,13 @@ impl Fault {
             Self::Sum => "the sum of gradients over ranks",
             Self::GradientNorm => "the gradient norm: it is not that of all ranks' gradients",
             Self::MissedUpdate => "a part without an update",
+            Self::Border => "labels at the border of a rank's tokens",
+            Self::Sequences => "the borders of packed sequences, on a rank with some of the tokens",
+            Self::Halo => "the halo: the tokens before a rank's own that its convolution reads",
+            Self::State => "the state before a rank's tokens",
+            Self::Exchange => {
+                "attention over divided tokens: the exchange of heads, or the mask of a rank's queries"
+            }
             Self::Data => "other data: tokens, labels or pictures differ before the model",
             Self::PositionIds => "position ids: the same tokens have other ids",
             Self::AdapterMissing => "an adapter that one side does not apply",
@@ -181,6 +206,8 @@ impl Fault {
             Self::Projection => "the product with a weight that is equal",
             Self::Axes => "axes exchanged in the rotation: tokens of pictures alone differ",
             Self::Pairing => "the pairing of channels, or the frequencies, of the rotation",
+            Self::Convolution => "the short convolution, or the product before it",
+            Self::DeltaRule => "the gated delta rule: the output of its convolution is equal",
             Self::Mask => "the attention mask",
             Self::AttentionScale => "the scale of attention's scores",
             Self::Accumulation => "sums in 16 bits",

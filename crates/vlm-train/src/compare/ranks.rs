@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use super::facts::{Facts, parsed};
 use super::{Comparison, Fault, Row, Stage, Suspicion};
@@ -55,17 +56,17 @@ fn joined(ranks: &[StepRecord]) -> Cow<'_, StepRecord> {
     whole.header.rank = None;
     for record in ranks {
         for (name, values) in &record.items {
-            let Some((stage, _, item)) = parsed(name) else {
+            if parsed(name).is_none() {
                 continue;
-            };
+            }
             if let Some(shape) = record.header.shapes.get(name) {
                 whole.header.shapes.insert(name.clone(), shape.clone());
             }
             let joined = whole.items.entry(name.clone());
             let joined = joined.or_insert_with(|| values.clone());
-            if let Some(owners) = record.owners(stage, item) {
+            if let Some(owners) = record.owners_of(name) {
                 let own = record.header.rank.as_ref().map(|rank| rank.rank as f32);
-                let places = joined.iter_mut().zip(values).zip(owners);
+                let places = joined.iter_mut().zip(values).zip(&*owners);
                 for ((joined, value), owner) in places {
                     if Some(*owner) == own {
                         *joined = *value;
@@ -78,13 +79,13 @@ fn joined(ranks: &[StepRecord]) -> Cow<'_, StepRecord> {
 }
 
 /// Ranks beside a whole step.
-struct Run<'a> {
+pub(super) struct Run<'a> {
     whole: &'a StepRecord,
-    ranks: &'a [StepRecord],
+    pub(super) ranks: &'a [StepRecord],
     /// The ranks' records as one.
     held: Cow<'a, StepRecord>,
-    facts: Vec<Facts<'a>>,
-    found: Vec<Comparison>,
+    pub(super) facts: Vec<Facts<'a>>,
+    pub(super) found: Vec<Comparison>,
     is_swapped: bool,
 }
 
@@ -185,7 +186,16 @@ impl Run<'_> {
         let together = together.or_else(|| at(Stage::Weight, &|| self.weights()));
         let together = together.or_else(|| at(Stage::Update, &|| self.norms()));
         let together = together.or_else(|| at(Stage::Update, &|| self.updates()));
+        let together = together.or_else(|| self.between_parts());
         together.or_else(|| self.alone())
+    }
+
+    /// The ranks that divide the tokens of a rank's samples.
+    pub(super) fn group_of(&self, rank: usize) -> Range<usize> {
+        let of = self.ranks[rank].header.rank.as_ref();
+        let size = of.map_or(1, |of| of.context.clamp(1, self.ranks.len()));
+        let first = rank / size * size;
+        first..(first + size).min(self.ranks.len())
     }
 
     /// The suspicion that the first rank with a difference raises by itself.
@@ -230,7 +240,33 @@ impl Run<'_> {
             lines
         };
         let expected = lines(self.whole);
-        let of_ranks: Vec<_> = self.ranks.iter().map(lines).collect();
+        let mut of_ranks: Vec<_> = self.ranks.iter().map(lines).collect();
+        // Ranks that divide tokens have the same samples, and the first of them speaks for all.
+        for rank in (0..of_ranks.len()).rev() {
+            let first = self.group_of(rank).start;
+            if of_ranks[rank] != of_ranks[first] {
+                return Some(Suspicion {
+                    fault: Fault::Division,
+                    place: format!("ranks {first} and {rank}"),
+                    because: "they divide the same tokens, and have other samples".to_owned(),
+                });
+            }
+            let other = self.ranks[rank].items.iter().find(|(name, values)| {
+                let is_owners = name.starts_with("part/") && name.ends_with("/tokens");
+                is_owners && self.ranks[first].items.get(*name) != Some(*values)
+            });
+            if let Some((name, _)) = other {
+                let line = name.split('/').nth(1).unwrap_or_default();
+                return Some(Suspicion {
+                    fault: Fault::Division,
+                    place: format!("ranks {first} and {rank}"),
+                    because: format!("in line {line}, each takes other tokens for its own"),
+                });
+            }
+            if rank != first {
+                of_ranks[rank].clear();
+            }
+        }
         let mut all: BTreeMap<&String, usize> = BTreeMap::new();
         for (line, count) in of_ranks.iter().flatten() {
             *all.entry(line).or_default() += count;
@@ -277,19 +313,37 @@ impl Run<'_> {
             .enumerate()
             .find(|(_, count)| *count != Some(expected))?;
         let labelled = |record: &StepRecord| {
-            let labels = record
-                .items
-                .iter()
-                .filter(|(name, _)| name.ends_with("/labels"));
-            // The first token is not predicted.
-            let labels = labels.map(|(_, labels)| labels.iter().skip(1).filter(|l| **l >= 0.0));
-            labels.map(Iterator::count).sum::<usize>()
+            let own = record.header.rank.as_ref().map(|rank| rank.rank as f32);
+            let of_item = |(name, values): (&String, &Vec<f32>)| {
+                let Some((Stage::Input, line, item)) = parsed(name) else {
+                    return 0;
+                };
+                let knows = record.items.contains_key(&format!("input/{line}/targets"));
+                let owners = record.owners_of(name);
+                let is_own = |token: usize| match &owners {
+                    Some(owners) => owners.get(token).copied() == own,
+                    None => true,
+                };
+                let counted = values.iter().enumerate();
+                let counted = counted.filter(|(token, label)| **label >= 0.0 && is_own(*token));
+                match (item, knows) {
+                    ("targets", true) => counted.count(),
+                    // The first token is not predicted.
+                    ("labels", false) => counted.filter(|(token, _)| *token > 0).count(),
+                    _ => 0,
+                }
+            };
+            record.items.iter().map(of_item).sum::<usize>()
         };
         let counted = |record: &StepRecord| record.header.rank.as_ref().map(|rank| rank.labelled);
         let wrong = self.ranks.iter().enumerate();
         let wrong = wrong.filter(|(_, record)| counted(record) != Some(labelled(record)));
         let wrong: Vec<usize> = wrong.map(|(rank, _)| rank).collect();
         let (place, reason) = match &wrong[..] {
+            [] if self.group_of(rank).len() > 1 => (
+                format!("rank {rank}"),
+                "the counts of ranks that divide tokens are not summed, or each counts all of them",
+            ),
             [] => (format!("rank {rank}"), "the ranks' counts are not summed"),
             wrong => (
                 listed(wrong.iter().copied()),
@@ -626,7 +680,7 @@ fn pairs<'a>(left: &'a [f32], right: &'a [f32]) -> impl Iterator<Item = (f64, f6
 }
 
 /// Names ranks.
-fn listed(ranks: impl Iterator<Item = usize>) -> String {
+pub(super) fn listed(ranks: impl Iterator<Item = usize>) -> String {
     let ranks: Vec<String> = ranks.map(|rank| rank.to_string()).collect();
     match &ranks[..] {
         [one] => format!("rank {one}"),

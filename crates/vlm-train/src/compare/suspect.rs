@@ -134,6 +134,13 @@ impl Facts<'_> {
             ),
             (5, _, 1 | 6) | (6, ..) => with(Fault::Norm, "its input is equal"),
             (5, _, 2) => self.projection_suspicion(comparison, first),
+            (5, _, 3 | 4) if self.is_of_state(first.layer) => {
+                let fault = match name.starts_with("conv") {
+                    true => Fault::Convolution,
+                    false => Fault::DeltaRule,
+                };
+                with(fault, "what it is computed from is equal")
+            }
             (5, _, 3) => self.rotation_suspicion(first),
             (5, _, 4) if is_narrow => narrow(),
             (5, _, 4) => self.attention_suspicion(first),
@@ -146,6 +153,12 @@ impl Facts<'_> {
                 "the layer before is equal, the sum added to it differs",
             ),
         }
+    }
+
+    /// True for a layer with a state, of which a convolution is recorded.
+    pub(super) fn is_of_state(&self, layer: Option<usize>) -> bool {
+        let name = layer.map(|layer| (Stage::Forward, format!("conv.{layer}")));
+        name.is_some_and(|name| self.pairs.contains_key(&name))
     }
 
     /// A projection of equal inputs by equal weights.

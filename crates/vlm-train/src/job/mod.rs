@@ -274,11 +274,6 @@ impl Finetune {
                 expert_parallel: ranks.expert_parallel,
             };
             division.check(&self.options.recipe(&self.trained, MOST_STEPS))?;
-            if self.options.output.record_step.is_some() {
-                let text = "--context leaves no device with all tokens, which --record-step needs; \
-                            leave one of them out";
-                return refused(text);
-            }
         }
         self.ranks = ranks;
         Ok(self)

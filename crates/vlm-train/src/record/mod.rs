@@ -5,7 +5,7 @@
 //!
 //! | name | contents |
 //! |---|---|
-//! | `input/LINE/NAME` | whole: `input_ids`, `labels`, `kinds` (1 for a placeholder of a picture, 2 of a video), `position_ids`, `image_grids`, `image_patches`, `video_grids`, `video_patches`, `video_seconds` (per temporal patch) of the sample at that line of the data |
+//! | `input/LINE/NAME` | whole: `input_ids`, `labels`, `targets` (the label that each token predicts), `kinds` (1 for a placeholder of a picture, 2 of a video), `position_ids`, `image_grids`, `image_patches`, `video_grids`, `video_patches`, `video_seconds` (per temporal patch) of the sample at that line of the data |
 //! | `weight/NAME` | samples of a parameter before the step |
 //! | `forward/LINE/NAME` | samples of an activation |
 //! | `backward/LINE/hidden.N.out` | samples of the gradient of a layer's output |
@@ -20,6 +20,11 @@
 //! | `received/NAME` | with all in shards, samples of a weight as gathered for the forward pass |
 //! | `received-again/NAME` | and for the backward pass |
 //! | `part/NAME` | with anything in shards, the rank that has the element, for each kept one |
+//! | `part/LINE/tokens` | with divided tokens, the rank that has each token of the sample |
+//!
+//! Of a sample whose tokens are divided, each rank has its own: elements of others are 0. Its
+//! `input_ids`, `targets` and `position_ids` are those that it computes with. The tower's activations
+//! are left out.
 //!
 //! Samples are at [`sampled_elements`](vlm_models::sampled_elements) of the tensor in the order of
 //! files. Except for rounding, a sample's activations do not depend on the cut of the batch.
@@ -35,7 +40,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use vlm_data::{MicroBatch, SampleRows};
 use vlm_models::file::{Entry, Sink, TensorFile};
-use vlm_models::{Batch, Parameter, Sampled, Segment, Trace, Vlm};
+use vlm_models::{Batch, Parameter, Sampled, Segment, TokenShare, Trace, Vlm};
 
 pub use self::ranks::RecordRank;
 pub(crate) use self::ranks::{Exchanged, rank_path};
@@ -178,8 +183,14 @@ pub(crate) struct Recording {
 }
 
 impl Recording {
-    /// A trace of the samples of a micro-batch. Of videos, the tower's activations are left out.
-    pub(crate) fn trace(&self, model: &Vlm, micro: &MicroBatch) -> Result<Trace> {
+    /// A trace of the samples of a micro-batch, or of a rank's tokens of them. Of videos, the tower's
+    /// activations are left out.
+    pub(crate) fn trace(
+        &self,
+        model: &Vlm,
+        micro: &MicroBatch,
+        share: Option<TokenShare>,
+    ) -> Result<Trace> {
         let places = self.places(model, micro)?.into_iter();
         let segments = places.map(|place| Segment {
             patches: match micro.video_grids.is_empty() {
@@ -189,7 +200,8 @@ impl Recording {
             label: place.label,
             tokens: place.tokens,
         });
-        Ok(Trace::sampling(SAMPLES, segments.collect()))
+        let own = share.map(|share| own_tokens(micro, share));
+        Ok(Trace::sampling(SAMPLES, segments.collect(), own))
     }
 
     /// The places of a micro-batch's samples. A repeated line in the batch has a number.
@@ -236,21 +248,24 @@ impl Recording {
     }
 
     /// Adds the results of a micro-batch, whose gradients are `scale` times those of the loss.
+    /// tokens: with divided ones, this rank's share, and the first rank of its group.
     pub(crate) fn add_pass(
         &mut self,
         model: &Vlm,
-        micro: &MicroBatch,
-        batch: &Batch,
+        (micro, batch): (&MicroBatch, &Batch),
+        tokens: Option<(TokenShare, usize)>,
         (trace, scale): (Trace, f64),
     ) -> Result<()> {
         let kinds = kinds(model, micro)?;
+        let of_rank = TokenInputs::new(model, (micro, batch), tokens)?;
         let (mut images, mut videos) = (Media::images(micro), Media::videos(micro));
         let mut seconds = micro.seconds_per_grid.iter();
         for place in self.places(model, micro)? {
             let tokens = place.tokens.clone();
             let id_values = |ids: &[i64]| ids[tokens.clone()].iter().map(|id| *id as f32).collect();
             let length = tokens.len();
-            let axes = (0..3).flat_map(|axis| &batch.position_ids().axis(axis)[tokens.clone()]);
+            let axes = of_rank.position_ids.iter();
+            let axes = axes.flat_map(|axis| axis[tokens.clone()].iter().copied());
             let [image_grids, image_patches] = images.take(place.images);
             let [video_grids, video_patches] = videos.take(place.videos);
             let clips = video_grids.shape[0];
@@ -260,7 +275,11 @@ impl Recording {
                 values,
             };
             let inputs = [
-                ("input_ids", tensor(id_values(&micro.input_ids), &[length])),
+                (
+                    "input_ids",
+                    tensor(id_values(&of_rank.input_ids), &[length]),
+                ),
+                ("targets", tensor(id_values(&of_rank.targets), &[length])),
                 ("labels", tensor(id_values(&micro.labels), &[length])),
                 (
                     "kinds",
@@ -272,10 +291,7 @@ impl Recording {
                         &[length],
                     ),
                 ),
-                (
-                    "position_ids",
-                    tensor(axes.map(|id| *id as f32).collect(), &[3, length]),
-                ),
+                ("position_ids", tensor(axes.collect(), &[3, length])),
                 ("image_grids", image_grids),
                 ("image_patches", image_patches),
                 ("video_grids", video_grids),
@@ -284,6 +300,10 @@ impl Recording {
             ];
             for (name, sampled) in inputs {
                 self.insert(format!("input/{}/{name}", place.label), sampled);
+            }
+            if let Some(owners) = &of_rank.owners {
+                let owners = tensor(owners[tokens.clone()].to_vec(), &[length]);
+                self.insert(format!("part/{}/tokens", place.label), owners);
             }
         }
         for ((label, name), mut sampled) in trace.into_samples()? {
@@ -318,6 +338,69 @@ impl Recording {
             }
         }
         Ok(())
+    }
+}
+
+/// The indices of the tokens of a share among those of a micro-batch.
+fn own_tokens(micro: &MicroBatch, share: TokenShare) -> Vec<usize> {
+    let rows = match &micro.rows {
+        SampleRows::Packed { .. } => 1,
+        SampleRows::Padded { rows, .. } => *rows,
+    };
+    share.own(rows, micro.input_ids.len() / rows.max(1))
+}
+
+/// The inputs of a micro-batch by token. With divided tokens, those that this rank computes with are
+/// at its places, and 0 at others.
+struct TokenInputs {
+    input_ids: Vec<i64>,
+    targets: Vec<i64>,
+    position_ids: [Vec<f32>; 3],
+    /// The rank that has each token, if they are divided.
+    owners: Option<Vec<f32>>,
+}
+
+impl TokenInputs {
+    fn new(
+        model: &Vlm,
+        (micro, batch): (&MicroBatch, &Batch),
+        tokens: Option<(TokenShare, usize)>,
+    ) -> Result<Self> {
+        let targets = model.own_targets(batch, &micro.labels)?;
+        let (Some((share, first)), Some((own, positions))) = (tokens, batch.own_tokens()) else {
+            let axis = |axis| batch.position_ids().axis(axis).iter();
+            return Ok(Self {
+                input_ids: micro.input_ids.clone(),
+                targets,
+                position_ids: [0, 1, 2].map(|of| axis(of).map(|id| *id as f32).collect()),
+                owners: None,
+            });
+        };
+        let all = micro.input_ids.len();
+        // Places follow from the rule, values from what the batch was made of.
+        let places = own_tokens(micro, share);
+        let mut inputs = Self {
+            input_ids: vec![0; all],
+            targets: vec![0; all],
+            position_ids: [0, 1, 2].map(|_| vec![0.0; all]),
+            owners: None,
+        };
+        for (at, (place, token)) in places.into_iter().zip(own).enumerate() {
+            inputs.input_ids[place] = micro.input_ids[*token];
+            inputs.targets[place] = targets.get(at).copied().unwrap_or_default();
+            for (axis, ids) in inputs.position_ids.iter_mut().enumerate() {
+                let axis = axis.min(positions.axis_count().saturating_sub(1));
+                ids[place] = positions.value(axis, at) as f32;
+            }
+        }
+        let mut owners = vec![0.0; all];
+        for index in 0..share.count {
+            for token in own_tokens(micro, TokenShare { index, ..share }) {
+                owners[token] = (first + index) as f32;
+            }
+        }
+        inputs.owners = Some(owners);
+        Ok(inputs)
     }
 }
 
@@ -433,12 +516,15 @@ impl Trainer {
         }
         let rank = self.peers.as_ref().map(|peers| {
             let [rank, ranks] = peers.place();
+            let own = batch.iter().map(|micro| self.labelled_part(micro));
+            let own = own.map(|counts| counts.map_or(0, |[_, own]| own));
             let sharding = peers.shards.as_ref().map_or(Sharding::None, |s| s.sharding);
             RecordRank {
                 rank,
                 ranks,
                 sharding,
-                labelled: self.labelled(batch).unwrap_or_default().iter().sum(),
+                context: peers.context,
+                labelled: own.sum(),
                 in_parts: match sharding {
                     Sharding::None => vec![],
                     Sharding::Optimizer | Sharding::Gradients => vec![Stage::Backward],

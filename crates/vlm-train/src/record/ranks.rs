@@ -1,5 +1,6 @@
 //! The records of a run over several ranks: one file each, and what a rank gives and receives.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsStr;
 use std::fmt;
@@ -8,10 +9,10 @@ use std::path::{Path, PathBuf};
 use burn::module::ParamId;
 use burn::tensor::{Device, Tensor};
 use serde::{Deserialize, Serialize};
-use vlm_models::{Parameter, Sampled, Vlm, Weights};
+use vlm_models::{Parameter, Sampled, Vlm, Weights, sampled_elements};
 
 use super::{Recording, SAMPLES, StepRecord};
-use crate::compare::Stage;
+use crate::compare::{Stage, parsed};
 use crate::error::{Result, VlmTrainError};
 use crate::shards::{Sharding, Shards};
 use crate::sums::GradientSums;
@@ -25,17 +26,28 @@ pub struct RecordRank {
     pub ranks: usize,
     /// The state in shards.
     pub sharding: Sharding,
-    /// The labelled tokens of its samples.
+    /// The number of ranks that divide the tokens of each micro-batch.
+    #[serde(default = "one")]
+    pub context: usize,
+    /// The labelled tokens of its samples, or of its tokens.
     pub labelled: usize,
     /// The stages whose parameters are in parts: of an element that `part/NAME` states for another
     /// rank, the record has the value at its place in this rank's part.
     pub in_parts: Vec<Stage>,
 }
 
+fn one() -> usize {
+    1
+}
+
 impl fmt::Display for RecordRank {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let sharding = format!("{:?}", self.sharding).to_lowercase();
-        write!(f, "{}, shard {sharding}", self.ranks)
+        write!(f, "{}, shard {sharding}", self.ranks)?;
+        match self.context {
+            1 => Ok(()),
+            size => write!(f, ", context {size}"),
+        }
     }
 }
 
@@ -73,6 +85,34 @@ impl StepRecord {
             records.push(record);
         }
         Ok(records)
+    }
+
+    /// The rank that has each kept element of an item; `None` if each rank has all of them.
+    pub(crate) fn owners_of(&self, name: &str) -> Option<Cow<'_, [f32]>> {
+        let (stage, line, item) = parsed(name)?;
+        if line.is_empty() {
+            return self.owners(stage, item).map(Cow::Borrowed);
+        }
+        let of_tokens = self.items.get(&format!("part/{line}/tokens"))?;
+        let shape = self.header.shapes.get(name)?;
+        let (count, all) = (self.items.get(name)?.len(), shape.iter().product());
+        let width: usize = shape.iter().skip(1).product::<usize>().max(1);
+        let owner = |token: usize| of_tokens.get(token).copied();
+        // Inputs are whole, logits of a few tokens.
+        let few: Vec<usize> = match item {
+            "logits" => sampled_elements(of_tokens.len(), shape[0]).collect(),
+            _ => Vec::new(),
+        };
+        let token = |place: usize| match (stage, item) {
+            (Stage::Input, "position_ids") => Some(place % of_tokens.len().max(1)),
+            (Stage::Input, "input_ids" | "targets") => Some(place),
+            (Stage::Input, _) => None,
+            (_, "logits") => few.get(place / width).copied(),
+            _ => Some(place / width),
+        };
+        sampled_elements(all, count)
+            .map(|place| owner(token(place)?))
+            .collect()
     }
 
     /// The rank that has each kept element of a parameter; `None` if each rank has all of them.
