@@ -146,6 +146,8 @@ def read(path):
     with safe_open(path, "pt") as file:
         header = json.loads(file.metadata()["mrope_record"])
         for key in file.keys():
+            if re.fullmatch("part/[^/]+/tokens", key):
+                sys.exit(f"{path} has one rank's tokens; record the step again on one device")
             if key.startswith("input/") and not key.endswith("position_ids"):
                 _, line, name = key.split("/")
                 x = file.get_tensor(key).reshape(header["shapes"][key])

@@ -245,6 +245,8 @@ fn the_processor_may_be_several_ranks_some_of_which_have_no_conversation() {
         ("--batch 1 --parts tower,decoder", "--shard all"),
         // Of some batches the first has all.
         ("--batch-tokens 60 --full", "--shard gradients"),
+        // Each has half of the tokens of all.
+        ("--full", "--shard all --context 2"),
     ] {
         let options = format!("--steps {STEPS} --record-step 1 {batch}");
         let (alone, both) = (folder("several-cpu-one"), folder("several-cpu-two"));
@@ -415,10 +417,6 @@ fn divisions_of_tokens_that_a_run_cannot_have_are_refused() {
         (
             &format!("{two} --loss dpo"),
             "a loss of preferences or rewards",
-        ),
-        (
-            &format!("{two} --record-step 1"),
-            "which --record-step needs",
         ),
     ] {
         let out = folder("several-tokens-never");

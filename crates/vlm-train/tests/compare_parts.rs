@@ -269,7 +269,7 @@ fn rows() -> [Row; 15] {
         (Seed::ExchangeOnAll(7, zeros), 2, Fault::Exchange, "layer 1", "the product after"),
         (Seed::Order, 2, Fault::Division, "ranks 0 and 1", "other tokens"),
         (Seed::Line, 2, Fault::Division, "ranks 0 and 1", "other samples"),
-        (Seed::Record(one_axis), 2, Fault::PositionIds, "rank 1", "has the ids"),
+        (Seed::Record(one_axis), 2, Fault::PositionIds, "rank 1", "expected ["),
         (Seed::Record(no_last_target), 2, Fault::Border, "rank 1", "what is predicted"),
         (Seed::Record(counted_on_each), 2, Fault::Count, "rank 0", "each counts all"),
     ]

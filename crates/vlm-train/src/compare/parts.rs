@@ -39,7 +39,7 @@ impl Run<'_> {
         let at = differing(&tokens).next();
         match (first.stage, rank(first.stage, name)) {
             (Stage::Input, _) if name == "position_ids" => {
-                let because = format!("{}, which has the same tokens", self.ids_at(at?));
+                let because = format!("the tokens are equal; {}", self.ids_at(at?));
                 place(Fault::PositionIds, because)
             }
             (Stage::Input, _) if name == "input_ids" => {
@@ -157,7 +157,7 @@ impl Run<'_> {
             }
         }
         let Token { line, token, .. } = at;
-        format!("token {token} of line {line} has the ids {found:?} and not {expected:?}")
+        format!("token {token} of line {line} has ids {found:?}, expected {expected:?}")
     }
 
     /// Gradients that end at an exchange: those of the product after it are equal.

@@ -684,6 +684,7 @@ pub(super) fn listed(ranks: impl Iterator<Item = usize>) -> String {
     let ranks: Vec<String> = ranks.map(|rank| rank.to_string()).collect();
     match &ranks[..] {
         [one] => format!("rank {one}"),
-        several => format!("ranks {}", several.join(" and ")),
+        [first @ .., last] => format!("ranks {} and {last}", first.join(", ")),
+        [] => "no rank".to_owned(),
     }
 }

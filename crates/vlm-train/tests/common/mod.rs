@@ -147,11 +147,11 @@ pub(crate) fn sample(index: usize, config: &VlmConfig) -> TrainingSample {
 }
 
 pub(crate) fn packed(samples: Vec<TrainingSample>) -> MicroBatch {
-    MicroBatch::new(samples, Cut::Packed { tokens: 1000 }).unwrap()
+    MicroBatch::new(samples, Cut::Packed { tokens: 200_000 }).unwrap()
 }
 
 pub(crate) fn padded(samples: Vec<TrainingSample>) -> MicroBatch {
-    let cut = Cut::Padded { tokens: 1000 };
+    let cut = Cut::Padded { tokens: 200_000 };
     MicroBatch::new(samples, cut).unwrap()
 }
 
