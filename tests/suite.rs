@@ -16,3 +16,4 @@ mod save;
 mod served_attention;
 mod shards;
 mod small_shapes;
+mod towers;

@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use burn::module::{Module, Param, ParamId};
 use burn::nn::Initializer;
-use burn::tensor::activation::{sigmoid, silu, softplus};
+use burn::tensor::activation::{sigmoid, softplus};
 use burn::tensor::{DType, Device, Distribution, Tensor};
-use burn_attention::{GatedDelta, gated_delta_step, short_convolution, swiglu};
+use burn_attention::{GatedDelta, Sequences, gated_delta_step, short_convolution, swiglu};
 
 use crate::config::DeltaConfig;
 use crate::error::{Result, VlmError};
@@ -104,16 +104,20 @@ impl DeltaAttention {
                     .as_ref()
                     .and_then(|cache| (*cache).clone())
                     .unwrap_or_else(|| self.fresh(&mixed));
-                let inputs = Tensor::cat(vec![window, mixed.unsqueeze_dim::<4>(1)], 2);
-                let taps = weight.transpose().unsqueeze::<4>();
-                let convolved = silu((inputs.clone() * taps).sum_dim(2)).squeeze_dim::<3>(1);
+                // The last of as many inputs as taps.
+                let [rows, _, before, channels] = window.dims();
+                let window = window.reshape([rows, before, channels]);
+                let inputs = Tensor::cat(vec![window, mixed], 1);
+                let sequences = Sequences::whole(config.taps);
+                let convolved = short_convolution(inputs.clone(), weight, &sequences)?;
+                let convolved = convolved.narrow(1, before, 1);
                 let one_token = |x: Tensor<4>| x.squeeze_dim::<3>(1);
                 let token = config.divided(convolved).map(one_token);
                 let rates = [g, beta].map(|x| x.squeeze_dim::<2>(1));
                 let (out, state) = gated_delta_step(token, rates, state)?;
                 if let Some(cache) = cache {
-                    let window = inputs.narrow(2, 1, config.taps - 1);
-                    *cache = Some((window, state));
+                    let window = inputs.narrow(1, 1, before);
+                    *cache = Some((window.unsqueeze_dim::<4>(1), state));
                 }
                 out.unsqueeze_dim::<4>(1)
             }

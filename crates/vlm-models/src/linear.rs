@@ -257,9 +257,16 @@ impl Linear {
             (Some(adapter), _) if has_adapter_kernels(&x.device()) && !is_empty => {
                 Way::Kernels(adapter)
             }
-            (None, _) if self.has_wide_gradients && !is_empty => Way::WideGradient,
+            (None, _) if self.takes_wide(&x.device()) && !is_empty => Way::WideGradient,
             (adapter, _) => Way::Plain(adapter.as_ref()),
         }
+    }
+
+    /// True for the product that a pass with gradients takes. So that others have its bits, they take
+    /// it too where no gradient of the weight is rounded.
+    fn takes_wide(&self, device: &Device) -> bool {
+        let is_frozen = !self.weight.val().is_require_grad();
+        self.has_wide_gradients || (is_frozen && has_adapter_kernels(device))
     }
 
     /// The outputs of layers with one input, whose adapters read it once where there are kernels

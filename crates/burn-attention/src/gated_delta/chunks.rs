@@ -30,7 +30,7 @@ use burn_fused::accumulator;
 use burn_fused::primitive::{cast, slice};
 
 use super::op::{GatedDeltaOp, Sizes};
-use super::{CHUNK, NORM_EPSILON};
+use super::{NORM_EPSILON, chunk_tokens};
 
 /// The elements of a block's largest tensors, unless a chunk has more: 16 MiB in f32.
 const BLOCK_ELEMS: usize = 1 << 22;
@@ -84,6 +84,38 @@ pub(super) fn forward<B: Backend>(
     (cast::<B>(out, q.dtype().into()), B::float_cat(states, 0))
 }
 
+/// The output of one token and the state after it, `[1, batch * heads, key_dim, value_dim]`, from
+/// that before it, `[batch, heads, ..]`.
+pub(super) fn step<B: Backend>(
+    [q, k, v, g, beta]: [FloatTensor<B>; 5],
+    state: FloatTensor<B>,
+) -> (FloatTensor<B>, FloatTensor<B>) {
+    let (sizes, dtype) = (Sizes::of(&q, &v), q.dtype().into());
+    let wide = accumulator(q.dtype()).unwrap_or_else(|error| panic!("{error}"));
+    let matrices = sizes.matrices();
+    let shaped = |x, rows, columns| B::float_reshape(x, Shape::new([matrices, rows, columns]));
+    let unit = |x: FloatTensor<B>| {
+        let x = cast::<B>(x, wide);
+        let squares = B::float_sum_dim(B::float_mul(x.clone(), x.clone()), 3);
+        let root = B::float_sqrt(B::float_add_scalar(squares, NORM_EPSILON.into()));
+        let x = repeat::<B>(B::float_div(x, root), sizes.group());
+        shaped(x, sizes.key_dim, 1)
+    };
+    let q = B::float_mul_scalar(unit(q), scale(sizes.key_dim).into());
+    let (k, v) = (unit(k), shaped(cast::<B>(v, wide), 1, sizes.value_dim));
+    let decay = shaped(B::float_exp(g), 1, 1);
+    let state = shaped(state, sizes.key_dim, sizes.value_dim);
+    let state = B::float_mul(state, decay);
+    let known = B::float_sum_dim(B::float_mul(state.clone(), k.clone()), 1);
+    let written = B::float_mul(B::float_sub(v, known), shaped(beta, 1, 1));
+    let state = B::float_add(state, B::float_mul(k, written));
+    let out = B::float_sum_dim(B::float_mul(state.clone(), q), 1);
+    let shape = Shape::new([sizes.batch, 1, sizes.heads, sizes.value_dim]);
+    let out = cast::<B>(B::float_reshape(out, shape), dtype);
+    let shape = Shape::new([1, matrices, sizes.key_dim, sizes.value_dim]);
+    (out, B::float_reshape(state, shape))
+}
+
 /// The sizes and masks that the blocks of a pass share.
 pub(super) struct Run<'a, B: Backend> {
     op: &'a GatedDeltaOp,
@@ -135,7 +167,7 @@ impl<'a, B: Backend> Run<'a, B> {
         let sizes = Sizes::of(q, v);
         let wide = accumulator(q.dtype()).unwrap_or_else(|error| panic!("{error}"));
         let device = q.device();
-        let len = sizes.tokens.next_power_of_two().min(CHUNK);
+        let len = chunk_tokens(sizes.tokens);
         let matrix = |is_one: fn(usize, usize) -> bool| {
             let row = |row| (0..len).map(move |column| f64::from(u8::from(is_one(row, column))));
             upload::<B>(
@@ -234,18 +266,6 @@ impl<'a, B: Backend> Run<'a, B> {
         (x, B::float_recip(root))
     }
 
-    /// Gives each head of v its head of q or k.
-    fn repeat(&self, x: FloatTensor<B>) -> FloatTensor<B> {
-        let group = self.sizes.group();
-        if group == 1 {
-            return x;
-        }
-        let [batch, tokens, heads, channels] = x.shape().dims();
-        let x = B::float_reshape(x, Shape::new([batch, tokens, heads, 1, channels]));
-        let x = B::float_repeat_dim(x, 3, group);
-        B::float_reshape(x, Shape::new([batch, tokens, heads * group, channels]))
-    }
-
     /// The gradient of q or k as it came, from that of the normalised one of each head of v.
     pub(super) fn raw_gradient(
         &self,
@@ -265,7 +285,7 @@ impl<'a, B: Backend> Run<'a, B> {
     }
 
     pub(super) fn scale(&self) -> f64 {
-        1.0 / (self.sizes.key_dim as f64).sqrt()
+        scale(self.sizes.key_dim)
     }
 
     pub(super) fn local(
@@ -277,7 +297,7 @@ impl<'a, B: Backend> Run<'a, B> {
         let raw = [q, k].map(|x| self.raw(x, block));
         let [q, k] = raw.clone().map(|(x, norm)| {
             let normalised = B::float_mul(x, norm);
-            self.fold(self.repeat(normalised), heads)
+            self.fold(repeat::<B>(normalised, self.sizes.group()), heads)
         });
         let q = B::float_mul_scalar(q, self.scale().into());
         let beta = self.folded(beta, block, heads);
@@ -373,6 +393,22 @@ impl<'a, B: Backend> Run<'a, B> {
         }
         inverse
     }
+}
+
+/// Gives each of `group` heads of v its head of q or k.
+fn repeat<B: Backend>(x: FloatTensor<B>, group: usize) -> FloatTensor<B> {
+    if group == 1 {
+        return x;
+    }
+    let [batch, tokens, heads, channels] = x.shape().dims();
+    let x = B::float_reshape(x, Shape::new([batch, tokens, heads, 1, channels]));
+    let x = B::float_repeat_dim(x, 3, group);
+    B::float_reshape(x, Shape::new([batch, tokens, heads * group, channels]))
+}
+
+/// The factor of q.
+pub(super) fn scale(key_dim: usize) -> f64 {
+    1.0 / (key_dim as f64).sqrt()
 }
 
 /// One chunk of a block.

@@ -2,13 +2,15 @@
 
 mod backward;
 mod chunks;
+#[cfg(feature = "flex")]
+mod flex;
 mod gradients;
 mod op;
 
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Dispatch, TensorMetadata};
-use burn::tensor::{DType, FloatDType, Tensor};
+use burn::tensor::{DType, Tensor};
 use burn_fused::primitive::zeros_from;
 use burn_fused::{accumulator, expect, or_panic};
 
@@ -22,11 +24,17 @@ pub use op::{GatedDeltaOp, GatedDeltaOps, KeptStates};
 
 /// Tokens of a chunk, unless there are fewer.
 const CHUNK: usize = 64;
+
+/// The tokens of a chunk of a pass.
+fn chunk_tokens(tokens: usize) -> usize {
+    tokens.next_power_of_two().min(CHUNK)
+}
+
 /// Added to the sum of the squares of q and of k before its root.
 const NORM_EPSILON: f64 = 1e-6;
 
-/// Computes linear attention with the gated delta rule, as matrix products over chunks of 64
-/// tokens. Build it once per step.
+/// Computes linear attention with the gated delta rule: as matrix products over chunks of 64 tokens,
+/// and forward on the CPU backend token by token. Build it once per step.
 ///
 /// The state of each head is a matrix, which starts at 0 in each sequence. A token first decays the
 /// state, then writes the difference between its value and the value that its key reads, and
@@ -44,7 +52,8 @@ const NORM_EPSILON: f64 = 1e-6;
 ///
 /// # Numerics
 /// g and beta are f32. 16-bit q, k and v are computed in f32, and each result is rounded once; f64
-/// is computed in f64.
+/// is computed in f64. On the CPU backend, a token's bits depend on the tokens before it in its
+/// sequence alone, and [`gated_delta_step`] has them too.
 ///
 /// # Memory
 /// The autodiff graph keeps q, k, v, g, beta and one state per chunk. Intermediates of the chunks
@@ -173,53 +182,39 @@ pub fn gated_delta_step(
     [g, beta]: [Tensor<2>; 2],
     state: Tensor<4>,
 ) -> Result<(Tensor<3>, Tensor<4>)> {
-    let dtype = FloatDType::from(q.dtype());
-    let wide = accumulator(q.dtype())?;
+    let (dims, wide) = (v.dims(), accumulator(q.dtype())?);
     let op = GatedDeltaOp {
         sequences: Sequences::whole(1),
         keeps_states: false,
         blocks: None,
     };
-    let tensors = [with_token(&q), with_token(&k), with_token(&v)];
-    let [q_token, k_token, v_token] = &tensors;
-    op.check([
-        q_token,
-        k_token,
-        v_token,
-        &with_token(&g),
-        &with_token(&beta),
-    ])?;
-    let sizes = Sizes::of(q_token, v_token);
+    let [q, k, v_token] = [&q, &k, &v].map(with_token);
+    let [g, beta] = [&g, &beta].map(with_token);
+    op.check([&q, &k, &v_token, &g, &beta])?;
+    let sizes = Sizes::of(&q, &v_token);
     let state = state.into_dispatch();
-    expect("the state", &state, wide.into(), q_token)?;
-    let state = Tensor::<4>::from_dispatch(state);
+    expect("the state", &state, wide.into(), &q)?;
     let expected = [sizes.batch, sizes.heads, sizes.key_dim, sizes.value_dim];
-    if state.dims() != expected {
+    if state.shape().dims() != expected {
         return Err(AttentionError::Shapes {
             left: "the state",
             right: "that of q and v",
-            left_shape: state.dims().to_vec(),
+            left_shape: state.shape().to_vec(),
             right_shape: expected.to_vec(),
         });
     }
     if sizes.are_empty() {
-        return Ok((v, state));
+        return Ok((v, Tensor::from_dispatch(state)));
     }
-    let [q, k, v] = [q, k, v].map(|x| x.cast(wide));
-    let unit_heads = |x: Tensor<3>| {
-        let norm = (x.clone().powi_scalar(2).sum_dim(2) + NORM_EPSILON).sqrt();
-        let x = (x / norm).unsqueeze_dim::<4>(2);
-        let x = x.repeat_dim(2, sizes.group());
-        x.reshape([sizes.batch, sizes.heads, sizes.key_dim, 1])
+    let (out, state) = match backends::reaches(&q.device()) {
+        true => Dispatch::gated_delta_step(q, k, v_token, g, beta, state),
+        false => chunks::step::<Dispatch>([q, k, v_token, g, beta], state),
     };
-    let (q, k) = (unit_heads(q) / (sizes.key_dim as f64).sqrt(), unit_heads(k));
-    let column = |x: Tensor<2>| x.reshape([sizes.batch, sizes.heads, 1, 1]);
-    let state = state * column(g.exp());
-    let known = (state.clone() * k.clone()).sum_dim(2);
-    let written = (v.unsqueeze_dim::<4>(2) - known) * column(beta);
-    let state = state + k * written;
-    let out = (state.clone() * q).sum_dim(2).squeeze_dim::<3>(2);
-    Ok((out.cast(dtype), state))
+    let (out, state) = (
+        Tensor::<4>::from_dispatch(out),
+        Tensor::<4>::from_dispatch(state),
+    );
+    Ok((out.reshape(dims), state.reshape(expected)))
 }
 
 /// The tensor with a dimension of one token after the first. burn's `unsqueeze_dim` panics where a

@@ -128,7 +128,7 @@ impl GatedDeltaOp {
 operation! {
     /// The gated delta rule, as a backend implements it.
     ///
-    /// Both methods have a default body of ordinary operations on chunks of tokens. The
+    /// All methods have a default body of ordinary operations, on chunks of tokens. The
     /// implementation for [`Autodiff`](burn::backend::Autodiff) adds the backward.
     ///
     /// # Shapes
@@ -152,6 +152,19 @@ operation! {
             chunks::forward::<Self>([q, k, v, g, beta], &op)
         }
 
+        /// Computes the output of one token, and the state after it, `[1, batch * heads, key_dim,
+        /// value_dim]`, from that before it, `[batch, heads, key_dim, value_dim]`.
+        fn gated_delta_step(
+            q: FloatTensor<Self>,
+            k: FloatTensor<Self>,
+            v: FloatTensor<Self>,
+            g: FloatTensor<Self>,
+            beta: FloatTensor<Self>,
+            state: FloatTensor<Self>,
+        ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+            chunks::step::<Self>([q, k, v, g, beta], state)
+        }
+
         /// Computes the gradients of q, k, v, g and beta from the output's gradient.
         #[allow(
             clippy::type_complexity,
@@ -173,10 +186,6 @@ operation! {
         }
     }
 }
-
-/// Chunks of ordinary operations.
-#[cfg(feature = "flex")]
-impl GatedDeltaOps for burn::backend::Flex {}
 
 /// Chunks of ordinary operations.
 #[cfg(feature = "cube")]

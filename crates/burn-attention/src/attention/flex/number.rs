@@ -97,6 +97,8 @@ pub(crate) trait Real:
 
     fn of(value: f64) -> Self;
     fn exp(self) -> Self;
+    fn sqrt(self) -> Self;
+    fn mul_add(self, factor: Self, term: Self) -> Self;
 
     /// Replaces each x by e^(x - shift), and returns their sum.
     fn exponentials(row: &mut [Self], shift: Self) -> Self;
@@ -132,6 +134,15 @@ impl Real for f64 {
         self.exp()
     }
 
+    fn sqrt(self) -> Self {
+        self.sqrt()
+    }
+
+    #[inline(always)]
+    fn mul_add(self, factor: Self, term: Self) -> Self {
+        self.mul_add(factor, term)
+    }
+
     fn exponentials(row: &mut [Self], shift: Self) -> Self {
         let mut sum = 0.0;
         for x in row {
@@ -153,6 +164,15 @@ impl Real for f32 {
 
     fn exp(self) -> Self {
         self.exp()
+    }
+
+    fn sqrt(self) -> Self {
+        self.sqrt()
+    }
+
+    #[inline(always)]
+    fn mul_add(self, factor: Self, term: Self) -> Self {
+        self.mul_add(factor, term)
     }
 
     fn exponentials(row: &mut [Self], shift: Self) -> Self {
