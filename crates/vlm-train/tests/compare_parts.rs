@@ -170,7 +170,7 @@ fn ranks_that_divide_tokens_take_the_step_of_one_device() {
         (FAMILIES[0], whole(), padded, [3, 3], Sharding::None),
         (FAMILIES[3], whole(), packed, [4, 4], Sharding::None),
         (FAMILIES[4], whole(), packed, [3, 3], Sharding::Gradients),
-        (FAMILIES[4], lora(), padded, [4, 2], Sharding::None),
+        (FAMILIES[4], lora(), padded, [3, 3], Sharding::None),
         (WITH_EXPERTS[0], whole(), padded, [2, 2], Sharding::None),
     ] {
         let case = Case {
