@@ -1,5 +1,5 @@
-//! Activations on a simulated NPU: with gradients they have the bits that they have without, so that
-//! a trainer computes what a generator did.
+//! Activations on a simulated NPU and on a GPU: with gradients they have the bits that they have
+//! without, so that a trainer computes what a generator did.
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{DType, Device, Tensor, TensorData};
@@ -50,11 +50,8 @@ fn activations(model: &Vlm, config: &VlmConfig) -> Trace {
     trace
 }
 
-#[test]
-fn activations_on_an_npu_have_the_same_bits_with_gradients() {
-    let npu = AscendDevice::simulated(0);
-    let host = AscendHost::start(&[npu]).expect("the simulated device opens");
-    let device = host.devices()[0].clone();
+/// Compares the models in these types, with gradients and without.
+fn expect_same(device: &Device, dtypes: &[DType]) {
     let folder = rope_check::fixtures().expect("the test runs in the workspace");
     let mut wrong = Vec::new();
     for family in [
@@ -66,9 +63,9 @@ fn activations_on_an_npu_have_the_same_bits_with_gradients() {
     ] {
         let folder = folder.join("models").join(family);
         let config = VlmConfig::from_folder(&folder).expect("the configuration reads");
-        for dtype in [DType::F32, DType::BF16] {
+        for dtype in dtypes {
             let model = config.load(&folder, &device.clone().autodiff());
-            let model = model.expect("the weights load").map(&mut Round(dtype));
+            let model = model.expect("the weights load").map(&mut Round(*dtype));
             let trained = activations(&model, &config);
             let alone = activations(&model.valid(), &config);
             for name in alone.names() {
@@ -84,4 +81,18 @@ fn activations_on_an_npu_have_the_same_bits_with_gradients() {
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn activations_on_an_npu_have_the_same_bits_with_gradients() {
+    let npu = AscendDevice::simulated(0);
+    let host = AscendHost::start(&[npu]).expect("the simulated device opens");
+    expect_same(&host.devices()[0], &[DType::F32, DType::BF16]);
+}
+
+#[cfg(feature = "wgpu")]
+#[test]
+fn activations_on_a_gpu_have_the_same_bits_with_gradients() {
+    let device = Device::wgpu(burn::tensor::DeviceKind::DefaultDevice);
+    expect_same(&device, &[DType::F32]);
 }
