@@ -9,6 +9,7 @@ use burn_fused::{OpError, node, parts};
 use crate::attention::Bias;
 use crate::backends;
 use crate::error::{Result, same_shape};
+use crate::rows;
 
 operation! {
     /// Scalars whose backward starts from a gradient, and a tensor that stands for another.
@@ -156,7 +157,7 @@ fn product_gradients<B: Backend>(
     [wants_x, _, wants_bias]: [bool; 3],
 ) -> burn_fused::Gradients<B, 3> {
     [
-        wants_x.then(|| B::linear_x_backward(weight, gradient.clone())),
+        wants_x.then(|| rows::x_gradient::<B>(weight, gradient.clone())),
         x.map(|x| B::linear_weight_backward(x, gradient.clone())),
         wants_bias.then(|| B::linear_bias_backward(gradient)),
     ]

@@ -8,15 +8,14 @@ use burn::backend::TensorMetadata;
 use burn::backend::flex::{Flex, FlexTensor};
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Shape};
-use burn_fused::primitive::slice;
 use burn_fused::zeros;
 use rayon::prelude::*;
 
-use super::composed::{self, matrix};
+use super::composed;
 use super::op::{GroupedLinearOp, GroupedLinearOps};
 use crate::attention::flex::matrix::{Matrix, Write, product};
 use crate::attention::flex::number::{Number, Real};
-use crate::rows;
+use crate::rows::kernel::has_instructions;
 
 /// The most rows of a task, unless there are many groups with as many: each packs the matrix.
 const TASK_ROWS: usize = 256;
@@ -32,7 +31,7 @@ impl GroupedLinearOps for Flex {
         op: GroupedLinearOp,
     ) -> FloatTensor<Self> {
         match x.dtype() {
-            DType::F32 => wide::<f32>(&x, &weight, &op, Side::Inputs),
+            DType::F32 if has_instructions() => wide::<f32>(&x, &weight, &op, Side::Inputs),
             DType::F64 => wide::<f64>(&x, &weight, &op, Side::Inputs),
             _ => narrow::rows(&x, &weight, &op, Side::Inputs)
                 .unwrap_or_else(|| composed::forward::<Self>(x, weight, &op)),
@@ -45,7 +44,7 @@ impl GroupedLinearOps for Flex {
         op: GroupedLinearOp,
     ) -> FloatTensor<Self> {
         match gradient.dtype() {
-            DType::F32 => wide::<f32>(&gradient, &weight, &op, Side::Outputs),
+            DType::F32 if has_instructions() => wide::<f32>(&gradient, &weight, &op, Side::Outputs),
             DType::F64 => wide::<f64>(&gradient, &weight, &op, Side::Outputs),
             _ => narrow::rows(&gradient, &weight, &op, Side::Outputs)
                 .unwrap_or_else(|| composed::x_gradient::<Self>(weight, gradient, &op)),
@@ -132,18 +131,16 @@ fn wide<R: Real + Number>(
     let tasks = tasks(op, most.max(TASK_ROWS), out.storage_mut::<R>(), columns);
     let (of_x, of_weight) = (elements::<R>(&x), elements::<R>(&weight));
     tasks.into_par_iter().for_each(|(group, rows, out)| {
-        if !rows::is_large(rows.len(), [inner, columns]) {
-            let matrix = matrix::<Flex>(&weight, group);
-            let matrix = match over {
-                Side::Inputs => matrix.transpose(0, 1),
-                Side::Outputs => matrix,
-            };
-            let product = rows::product::<Flex>(slice::<Flex>(x.clone(), 0, rows), matrix);
-            out.copy_from_slice(elements(&product.to_contiguous()));
+        let x = &of_x[rows.start * inner..rows.end * inner];
+        let weight = &of_weight[group * inner * columns..][..inner * columns];
+        let strides = match over {
+            Side::Inputs => [1, inner],
+            Side::Outputs => [columns, 1],
+        };
+        if R::multiply(x, [rows.len(), inner, columns], (weight, strides), out) {
             return;
         }
-        let x = Matrix::new(&of_x[rows.start * inner..], rows.len(), inner, inner);
-        let weight = &of_weight[group * inner * columns..];
+        let x = Matrix::new(x, rows.len(), inner, inner);
         let weight = match over {
             Side::Inputs => Matrix::new(weight, columns, inner, inner).transposed(),
             Side::Outputs => Matrix::new(weight, inner, columns, columns),

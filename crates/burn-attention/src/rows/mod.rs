@@ -2,11 +2,12 @@
 //!
 //! gemm, the library of burn's CPU backend, adds in another order where a product has few rows:
 //! the generation of a token, or a short answer that is scored, would differ from training. A kernel
-//! computes small products in the order of large ones, each sum over stretches of inputs, and many
-//! times faster; for tensors with gradients, rows of zeros make a product large enough.
+//! computes products of all sizes in the order of large ones, each sum over stretches of inputs, and
+//! mostly faster. On a processor without fused multiply-adds, rows of zeros make a product large
+//! enough.
 
 #[cfg(feature = "flex")]
-mod few;
+pub(crate) mod kernel;
 
 use std::any::Any;
 
@@ -15,6 +16,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, DispatchDevice, TensorMetadata};
 use burn::tensor::{DType, Shape};
 use burn_fused::primitive::slice;
+use burn_fused::{node, parts};
 
 burn_fused::reaches!(Flex: cfg(feature = "flex"));
 
@@ -38,8 +40,44 @@ impl ProductOps for burn::backend::Cube {}
 #[cfg(feature = "remote")]
 impl ProductOps for burn::backend::Remote {}
 
-/// With burn's own gradients.
-impl<B: ProductOps, C: CheckpointStrategy> ProductOps for Autodiff<B, C> {}
+impl<B: ProductOps, C: CheckpointStrategy> ProductOps for Autodiff<B, C> {
+    fn product(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
+        let needed = [weight.is_tracked(), x.is_tracked()];
+        let ([x, weight], nodes) = parts([x, weight]);
+        let out = B::product(x.clone(), weight.clone());
+        let [keeps_x, keeps_weight] = needed;
+        let kept = (keeps_x.then_some(x), keeps_weight.then_some(weight));
+        node::<B, C, _, 2>(
+            nodes,
+            kept,
+            |_| out,
+            |(x, weight), gradient, _| {
+                [
+                    weight.map(|weight| x_gradient::<B>(weight, gradient.clone())),
+                    x.map(|x| B::float_matmul(B::float_transpose(x), gradient)),
+                ]
+            },
+        )
+    }
+}
+
+/// The gradient of x, `[.., inputs]`, from that of x weight, `[.., outputs]`.
+pub(crate) fn x_gradient<B: Backend>(
+    weight: FloatTensor<B>,
+    gradient: FloatTensor<B>,
+) -> FloatTensor<B> {
+    if !is_cpu(&gradient.device()) {
+        return B::linear_x_backward(weight, gradient);
+    }
+    let [inputs, outputs] = weight.shape().dims();
+    let mut shape = gradient.shape();
+    let rows = shape.num_elements() / outputs.max(1);
+    let last = shape.num_dims() - 1;
+    shape[last] = inputs;
+    let gradient = B::float_reshape(gradient, Shape::new([rows, outputs]));
+    let dx = product::<B>(gradient, B::float_transpose(weight));
+    B::float_reshape(dx, shape)
+}
 
 /// Up to this many elements of the product, gemm sums in vectors along the inputs.
 const SMALL_PRODUCT: usize = 256;
@@ -55,12 +93,6 @@ pub(crate) fn fewest([inputs, outputs]: [usize; 2]) -> usize {
         return least.max(SMALL_SIDE + 1);
     }
     least.max(2)
-}
-
-/// True if gemm alone computes a product, with the bits that its rows have in a larger one.
-#[cfg(feature = "flex")]
-pub(crate) fn is_large(rows: usize, sizes: [usize; 2]) -> bool {
-    rows >= fewest(sizes) && sizes[1] > 1 && !few::is_better(rows, sizes)
 }
 
 /// True for a device of burn's CPU backend, in its own type or in that of burn's dispatch.
@@ -85,10 +117,10 @@ pub(crate) fn product<B: Backend>(x: FloatTensor<B>, weight: FloatTensor<B>) -> 
         return B::float_matmul(x, weight);
     }
     #[cfg(feature = "flex")]
-    if few::is_better(rows, sizes) {
+    {
         let pair: [&dyn Any; 2] = [&x, &weight];
         if let [Some(x), Some(weight)] = pair.map(<dyn Any>::downcast_ref)
-            && let Some(out) = few::product(x, weight)
+            && let Some(out) = kernel::product(x, weight)
             && let Ok(out) = (Box::new(out) as Box<dyn Any>).downcast()
         {
             return *out;

@@ -4,6 +4,7 @@ use burn::backend::Element as BurnElement;
 use half::{bf16, f16};
 
 use crate::attention::blocks::FLOOR;
+use crate::rows::kernel;
 
 /// An element of q, k, v and the output.
 pub(crate) trait Number: BurnElement + bytemuck::Pod + Send + Sync {
@@ -100,6 +101,16 @@ pub(crate) trait Real:
     fn sqrt(self) -> Self;
     fn mul_add(self, factor: Self, term: Self) -> Self;
 
+    /// Writes a product by the kernel of products, or returns false for a type that it has none for.
+    fn multiply(
+        _x: &[Self],
+        _sizes: [usize; 3],
+        _weight: (&[Self], [usize; 2]),
+        _out: &mut [Self],
+    ) -> bool {
+        false
+    }
+
     /// Replaces each x by e^(x - shift), and returns their sum.
     fn exponentials(row: &mut [Self], shift: Self) -> Self;
 
@@ -173,6 +184,15 @@ impl Real for f32 {
     #[inline(always)]
     fn mul_add(self, factor: Self, term: Self) -> Self {
         self.mul_add(factor, term)
+    }
+
+    fn multiply(
+        x: &[Self],
+        sizes: [usize; 3],
+        weight: (&[Self], [usize; 2]),
+        out: &mut [Self],
+    ) -> bool {
+        kernel::write(x, sizes, weight, out)
     }
 
     fn exponentials(row: &mut [Self], shift: Self) -> Self {

@@ -1,8 +1,9 @@
-//! Products with few rows or outputs on burn's CPU backend, in gemm's order of additions.
+//! Products on burn's CPU backend, in gemm's order of additions, and mostly faster.
 //!
 //! An element of the output is a sum of sums: over each stretch of inputs, a chain of fused
 //! multiply-adds in the order of the inputs. A task computes some outputs of some rows; for more than
-//! a few rows it packs their part of the weight first.
+//! a few rows it packs their part of the weight first. Rows in tiles are packed too, once for all
+//! outputs.
 
 use std::borrow::Cow;
 
@@ -13,24 +14,20 @@ use burn_fused::zeros;
 use half::bf16;
 use rayon::prelude::*;
 
-use super::{SMALL_SIDE, STRETCH};
+use super::STRETCH;
 
 /// Outputs and rows of a task.
 const COLUMNS: usize = 64;
 const TASK_ROWS: usize = 256;
-/// Rows whose sums are in registers together.
+/// Rows whose sums are in registers together, of few.
 const ROWS: usize = 4;
-/// Up to these rows, and below these outputs, this kernel is faster than gemm.
+/// Rows of a tile, and its outputs: their sums are in twelve registers of AVX2.
+const TILE_ROWS: usize = 6;
+const TILE_COLUMNS: usize = 16;
+/// Up to these rows, packing x takes longer than it saves.
 const FEW_ROWS: usize = 16;
-const FEW_OUTPUTS: usize = 16;
-/// Up to these inputs, gemm's sums depend on where the matrices lie in memory.
-const FEW_INPUTS: usize = 2;
-
-/// True for a product with few rows, inputs or outputs.
-pub(super) fn is_better(rows: usize, [inputs, outputs]: [usize; 2]) -> bool {
-    let is_small = rows.max(outputs) <= SMALL_SIDE;
-    is_small || rows <= FEW_ROWS || inputs <= FEW_INPUTS || outputs < FEW_OUTPUTS
-}
+/// Rows that a task rounds and writes.
+const WRITTEN_ROWS: usize = 16;
 
 /// The inputs of one sum, but for the last.
 fn stretch(inputs: usize) -> usize {
@@ -47,7 +44,29 @@ pub(super) fn product(x: &FlexTensor, weight: &FlexTensor) -> Option<FlexTensor>
     }
 }
 
-fn has_instructions() -> bool {
+/// Computes x weight, the strides of which are given, or returns false on a processor without fused
+/// multiply-adds.
+pub(crate) fn write(
+    x: &[f32],
+    [rows, inputs, outputs]: [usize; 3],
+    (data, strides): (&[f32], [usize; 2]),
+    out: &mut [f32],
+) -> bool {
+    let is_able = has_instructions() && strides.contains(&1);
+    if is_able {
+        debug_assert!(x.len() >= rows * inputs && out.len() == rows * outputs);
+        write_all(
+            &x[..rows * inputs],
+            [inputs, outputs],
+            &Weight { data, strides },
+            out,
+        );
+    }
+    is_able
+}
+
+/// True for a processor that the kernel is for.
+pub(crate) fn has_instructions() -> bool {
     #[cfg(target_arch = "x86_64")]
     return is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
     #[cfg(not(target_arch = "x86_64"))]
@@ -149,25 +168,120 @@ fn computed<E: Number>(x: &FlexTensor, weight: &FlexTensor) -> FlexTensor {
         strides: [strides[0].unsigned_abs(), strides[1].unsigned_abs()],
     };
     let mut out = zeros(Shape::new([rows, outputs]), E::dtype());
-    let outs = out.storage_mut::<E>().par_chunks_mut(TASK_ROWS * outputs);
+    write_all(x, [inputs, outputs], &weight, out.storage_mut::<E>());
+    out
+}
+
+fn write_all<E: Number>(
+    x: &[E],
+    [inputs, outputs]: [usize; 2],
+    weight: &Weight<'_, E>,
+    out: &mut [E],
+) {
+    let outs = out.par_chunks_mut(TASK_ROWS * outputs);
     outs.zip(x.par_chunks(TASK_ROWS * inputs))
         .for_each(|(out, x)| {
             let (x, rows) = (E::widened(x), out.len() / outputs);
+            let tiles = Tiles::new(&x, [rows, inputs]);
             let starts = (0..outputs).into_par_iter().step_by(COLUMNS);
             let blocks = starts.map(|first| {
                 let columns = COLUMNS.min(outputs - first);
-                sums(&x, [rows, inputs], &weight, first, columns)
+                sums((&x, &tiles), [rows, inputs], weight, [first, columns])
             });
             let blocks: Vec<Vec<f32>> = blocks.collect();
-            for (row, out) in out.chunks_exact_mut(outputs).enumerate() {
-                for (out, sums) in out.chunks_mut(COLUMNS).zip(&blocks) {
-                    for (out, sum) in out.iter_mut().zip(&sums[row * COLUMNS..]) {
-                        *out = E::round(*sum);
+            let parts = out.par_chunks_mut(WRITTEN_ROWS * outputs).enumerate();
+            parts.for_each(|(part, out)| {
+                for (row, out) in out.chunks_exact_mut(outputs).enumerate() {
+                    let first = (part * WRITTEN_ROWS + row) * COLUMNS;
+                    for (out, sums) in out.chunks_mut(COLUMNS).zip(&blocks) {
+                        for (out, sum) in out.iter_mut().zip(&sums[first..]) {
+                            *out = E::round(*sum);
+                        }
                     }
                 }
-            }
+            });
         });
-    out
+}
+
+/// Rows of x in tiles, of which the elements for an input are side by side.
+struct Tiles {
+    inputs: usize,
+    packed: Vec<f32>,
+}
+
+impl Tiles {
+    fn new(x: &[f32], [rows, inputs]: [usize; 2]) -> Self {
+        let count = match rows > FEW_ROWS {
+            true => rows / TILE_ROWS,
+            false => 0,
+        };
+        let elements = TILE_ROWS * inputs;
+        let mut packed = vec![0.0; count * elements];
+        let tiles = packed.par_chunks_exact_mut(elements);
+        tiles
+            .zip(x.par_chunks_exact(elements))
+            .for_each(|(tile, x)| {
+                for (row, x) in x.chunks_exact(inputs).enumerate() {
+                    for (to, x) in tile[row..].iter_mut().step_by(TILE_ROWS).zip(x) {
+                        *to = *x;
+                    }
+                }
+            });
+        Self { inputs, packed }
+    }
+
+    fn rows(&self) -> usize {
+        self.packed.len() / self.inputs
+    }
+
+    /// Adds the products of a packed part of the weight, of the inputs from `start`, to the sums of
+    /// all tiles.
+    fn add(&self, start: usize, weight: &[f32], sums: &mut [f32]) {
+        let inputs = start..start + weight.len() / COLUMNS;
+        let tiles = self.packed.chunks_exact(TILE_ROWS * self.inputs);
+        for (tile, sums) in tiles.zip(sums.chunks_exact_mut(TILE_ROWS * COLUMNS)) {
+            let x = &tile[inputs.start * TILE_ROWS..inputs.end * TILE_ROWS];
+            #[cfg(target_arch = "x86_64")]
+            {
+                #[allow(unsafe_code, reason = "the function is compiled with AVX2")]
+                // SAFETY: the processor has AVX2 and fused multiply-adds by `has_instructions`,
+                // without which nothing is computed here.
+                unsafe {
+                    add_tile_avx2(x, weight, sums);
+                }
+            }
+            #[cfg(not(target_arch = "x86_64"))]
+            add_tile(x, weight, sums);
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+fn add_tile_avx2(x: &[f32], weight: &[f32], sums: &mut [f32]) {
+    add_tile(x, weight, sums);
+}
+
+#[inline(always)]
+fn add_tile(x: &[f32], weight: &[f32], sums: &mut [f32]) {
+    let (x, _) = x.as_chunks::<TILE_ROWS>();
+    let (weight, _) = weight.as_chunks::<COLUMNS>();
+    for first in (0..COLUMNS).step_by(TILE_COLUMNS) {
+        let mut chains = [[0.0_f32; TILE_COLUMNS]; TILE_ROWS];
+        for (x, weight) in x.iter().zip(weight) {
+            let weight = &weight[first..first + TILE_COLUMNS];
+            for (chain, x) in chains.iter_mut().zip(x) {
+                for (sum, weight) in chain.iter_mut().zip(weight) {
+                    *sum = x.mul_add(*weight, *sum);
+                }
+            }
+        }
+        for (chain, sums) in chains.iter().zip(sums.chunks_exact_mut(COLUMNS)) {
+            for (sum, of_stretch) in sums[first..].iter_mut().zip(chain) {
+                *sum += of_stretch;
+            }
+        }
+    }
 }
 
 /// A matrix `[inputs, outputs]` by its strides.
@@ -331,11 +445,10 @@ mod avx2 {
 
 /// All rows of some outputs, in rows of [`COLUMNS`].
 fn sums<E: Number>(
-    x: &[f32],
+    (x, tiles): (&[f32], &Tiles),
     [rows, inputs]: [usize; 2],
     weight: &Weight<'_, E>,
-    first: usize,
-    columns: usize,
+    [first, columns]: [usize; 2],
 ) -> Vec<f32> {
     let mut sums = vec![0.0; rows * COLUMNS];
     let stretch = stretch(inputs);
@@ -359,8 +472,10 @@ fn sums<E: Number>(
         packed.resize(stretch * COLUMNS, 0.0);
         let packed = &mut packed[..count * COLUMNS];
         weight.pack(start, first, columns, packed);
-        for (group, sums) in sums.chunks_mut(ROWS * COLUMNS).enumerate() {
-            let x = |row: usize| x(group * ROWS + row);
+        let (of_tiles, rest) = sums.split_at_mut(tiles.rows() * COLUMNS);
+        tiles.add(start, packed, of_tiles);
+        for (group, sums) in rest.chunks_mut(ROWS * COLUMNS).enumerate() {
+            let x = |row: usize| x(tiles.rows() + group * ROWS + row);
             match sums.len() / COLUMNS {
                 1 => add([x(0)], packed, sums),
                 2 => add([x(0), x(1)], packed, sums),
