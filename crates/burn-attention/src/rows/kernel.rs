@@ -6,6 +6,8 @@
 //! outputs.
 
 use std::borrow::Cow;
+use std::marker::PhantomData;
+use std::ops::Range;
 
 use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
@@ -26,8 +28,6 @@ const TILE_ROWS: usize = 6;
 const TILE_COLUMNS: usize = 16;
 /// Up to these rows, packing x takes longer than it saves.
 const FEW_ROWS: usize = 16;
-/// Rows that a task rounds and writes.
-const WRITTEN_ROWS: usize = 16;
 
 /// The inputs of one sum, but for the last.
 fn stretch(inputs: usize) -> usize {
@@ -183,24 +183,61 @@ fn write_all<E: Number>(
         .for_each(|(out, x)| {
             let (x, rows) = (E::widened(x), out.len() / outputs);
             let tiles = Tiles::new(&x, [rows, inputs]);
+            let target = Target::new(out, outputs);
             let starts = (0..outputs).into_par_iter().step_by(COLUMNS);
-            let blocks = starts.map(|first| {
+            starts.for_each(|first| {
                 let columns = COLUMNS.min(outputs - first);
-                sums((&x, &tiles), [rows, inputs], weight, [first, columns])
-            });
-            let blocks: Vec<Vec<f32>> = blocks.collect();
-            let parts = out.par_chunks_mut(WRITTEN_ROWS * outputs).enumerate();
-            parts.for_each(|(part, out)| {
-                for (row, out) in out.chunks_exact_mut(outputs).enumerate() {
-                    let first = (part * WRITTEN_ROWS + row) * COLUMNS;
-                    for (out, sums) in out.chunks_mut(COLUMNS).zip(&blocks) {
-                        for (out, sum) in out.iter_mut().zip(&sums[first..]) {
-                            *out = E::round(*sum);
-                        }
+                let sums = sums((&x, &tiles), [rows, inputs], weight, [first, columns]);
+                for (row, sums) in sums.chunks_exact(COLUMNS).enumerate() {
+                    #[allow(unsafe_code, reason = "tasks write columns of the same rows")]
+                    // SAFETY: each task has columns of its own, and writes one row at a time.
+                    let out = unsafe { target.part(row, first..first + columns) };
+                    for (out, sum) in out.iter_mut().zip(sums) {
+                        *out = E::round(*sum);
                     }
                 }
             });
         });
+}
+
+/// Rows of an output, of which tasks write columns.
+struct Target<'a, E> {
+    start: *mut E,
+    rows: usize,
+    columns: usize,
+    borrowed: PhantomData<&'a mut [E]>,
+}
+
+#[allow(unsafe_code, reason = "tasks write columns of the same rows")]
+// SAFETY: it is the only way to the elements while it lives, and `part` demands that no two tasks
+// have the same.
+unsafe impl<E: Send> Sync for Target<'_, E> {}
+
+impl<'a, E> Target<'a, E> {
+    fn new(out: &'a mut [E], columns: usize) -> Self {
+        Self {
+            rows: out.len() / columns,
+            columns,
+            start: out.as_mut_ptr(),
+            borrowed: PhantomData,
+        }
+    }
+
+    /// Some columns of a row.
+    ///
+    /// # Safety
+    /// The row and the columns must exist, and no other part with one of these elements be in use.
+    #[allow(unsafe_code, reason = "tasks write columns of the same rows")]
+    #[allow(clippy::mut_from_ref, reason = "the parts are disjoint")]
+    unsafe fn part(&self, row: usize, columns: Range<usize>) -> &mut [E] {
+        debug_assert!(row < self.rows && columns.end <= self.columns);
+        // SAFETY: the elements are within the borrowed rows, and nothing else refers to them, as
+        // the caller ensures.
+        unsafe {
+            let first = self.start.add(row * self.columns + columns.start);
+            std::slice::from_raw_parts_mut(first, columns.len())
+        }
+    }
 }
 
 /// Rows of x in tiles, of which the elements for an input are side by side.

@@ -2,7 +2,7 @@
 //! of `burn-attention` and `rope-burn` allocate.
 
 use super::dry::{Ghost, Run, Var};
-use super::packing::Product;
+use super::packing::{self, Product};
 
 /// A matrix with its bias and adapter.
 #[derive(Clone, Copy, Debug, Default)]
@@ -48,6 +48,18 @@ pub(super) fn product(run: &Run, [x, y]: [Ghost; 2], [rows, columns]: [usize; 2]
     run.tensor(rows * columns, width)
 }
 
+/// The same, where the kernel of `burn-attention` computes it.
+fn multiplied(run: &Run, factors: [Ghost; 2], [rows, columns]: [usize; 2]) -> Ghost {
+    let width = factors[0].width;
+    if run.types.is_f16 || !packing::has_kernel() {
+        return product(run, factors, [rows, columns]);
+    }
+    let inner = factors[0].elems / rows.max(1);
+    let out = run.zeros(rows * columns, width);
+    drop(run.tensor(packing::tiles(rows, inner), 1));
+    out
+}
+
 /// x weight + bias, by burn. A `weight` whose elements lie in the order of the product is not a
 /// view.
 fn plain(run: &Run, x: Var, weight: Var, bias: Option<Var>, [inputs, outputs]: [usize; 2]) -> Var {
@@ -57,13 +69,13 @@ fn plain(run: &Run, x: Var, weight: Var, bias: Option<Var>, [inputs, outputs]: [
     let parents = [x.node, weight.node, bias];
     let (x, matrix) = (x.value, weight.value);
     let kept = weight.node.map(|_| x.clone());
-    let value = product(run, [x, matrix.clone()], [rows, outputs]);
+    let value = multiplied(run, [x, matrix.clone()], [rows, outputs]);
     run.op(parents, value, move |run, gradient, onward| {
         let gradient = gradient.dense();
         if onward.wants(0) {
             let elems = matrix.elems;
             let factors = [gradient.clone(), matrix.view(elems)];
-            onward.give(0, product(run, factors, [rows, inputs]));
+            onward.give(0, multiplied(run, factors, [rows, inputs]));
         }
         if let Some(x) = kept {
             let elems = x.elems;
@@ -673,7 +685,7 @@ pub(super) fn cross_entropy(
         let block = head.clone().view(words * channels).cast(factors);
         let elems = block.elems;
         let factors = [hidden.clone(), block.view(elems)];
-        product(run, factors, [rows, words]).cast(wide)
+        multiplied(run, factors, [rows, words]).cast(wide)
     };
     let whole = vocabulary / STRETCH * STRETCH;
     let blocks = move || {

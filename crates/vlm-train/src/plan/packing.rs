@@ -74,3 +74,24 @@ impl Product {
 pub(super) fn of_thread() -> usize {
     CACHE_INFO[1].cache_bytes
 }
+
+/// True if `burn-attention` computes products of rows in f32 and bf16.
+pub(super) fn has_kernel() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+    #[cfg(not(target_arch = "x86_64"))]
+    cfg!(target_arch = "aarch64")
+}
+
+/// The bytes of the tiles that it makes of some rows of x, and of a part of the weight.
+pub(super) fn tiles(rows: usize, inner: usize) -> usize {
+    /// Of a task, and of a tile.
+    const ROWS: [usize; 2] = [256, 6];
+    const OF_WEIGHT: usize = 64 * 512;
+    let [task, tile] = ROWS;
+    let tiles = match rows {
+        0..=16 => 0,
+        rows => rows.min(task) / tile * tile * inner,
+    };
+    (tiles + OF_WEIGHT.min(64 * inner)) * size_of::<f32>()
+}
