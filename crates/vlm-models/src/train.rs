@@ -77,7 +77,7 @@ impl Vlm {
     /// For each of this rank's tokens, the label that it predicts, or -100.
     ///
     /// # Errors
-    /// [`VlmError::LabelCount`], [`VlmError::Label`]
+    /// Those of [`loss`](Self::loss) about labels.
     pub fn own_targets(&self, batch: &Batch, labels: &[i64]) -> Result<Vec<i64>> {
         let targets = self.targets(&batch.sequences, &batch.attended, labels)?;
         Ok(batch.own(targets))
