@@ -145,58 +145,16 @@ impl Rule {
         ops::cast(run, ops::narrowed(run, out, elems), narrow)
     }
 
+    /// The output and the states, token by token: each task has results of its own.
     fn pass(&self, run: &Run, inputs: &[Ghost; 5], keeps: bool) -> (Ghost, Ghost) {
-        let wide = run.types.wide;
-        let (mut outs, mut states) = (Vec::new(), Vec::new());
-        let mut state = run.tensor(self.blocks()[0].state, wide);
-        for block in self.blocks() {
-            let tensor = |elems| run.tensor(elems, wide);
-            let product = |elems| run.zeros(elems, wide);
-            let Local {
-                q,
-                k,
-                v,
-                decays,
-                scores,
-                products,
-                inverse,
-                raw,
-            } = self.local(run, block, inputs);
-            let own = {
-                let _weighed = tensor(block.values);
-                product(block.values)
-            };
-            let reading = {
-                let _weighed = tensor(block.keys);
-                product(block.keys)
-            };
-            let reading = Ghost::cat(vec![reading, tensor(block.keys)]);
-            let keys = tensor(block.keys);
-            let (mut written, mut read) = (Vec::new(), Vec::new());
-            let of_chunk = block.values / block.chunks;
-            for _ in 0..block.chunks {
-                if keeps {
-                    states.push(state.clone());
-                }
-                read.push(product(2 * of_chunk).view(of_chunk));
-                let new = tensor(of_chunk);
-                let kept = state.map();
-                state = kept.zip(product(block.state));
-                written.push(new);
-            }
-            let written = {
-                let parts = std::mem::take(&mut written);
-                Ghost::cat(parts)
-            };
-            let read = Ghost::cat(read);
-            let scores = scores.zip(decays.clone());
-            let out = read.zip(product(block.values));
-            drop((scores, written));
-            outs.push(out.copied());
-            drop((q, k, v, decays, products, inverse, raw, own, reading, keys));
-        }
-        states.push(state);
-        (Ghost::cat(outs), Ghost::cat(states))
+        let (narrow, wide) = (inputs[0].width, run.types.wide);
+        let _in_order = inputs.clone().map(Ghost::dense);
+        let values = self.rows * self.tokens * self.heads * self.value_dim;
+        let blocks = self.blocks();
+        let chunks: usize = blocks.iter().map(|block| block.chunks).sum();
+        let states = blocks[0].state * if keeps { chunks + 1 } else { 1 };
+        let _of_tasks = [run.tensor(values, narrow), run.tensor(states, wide)];
+        (run.zeros(values, narrow), run.zeros(states, wide))
     }
 
     /// Some tokens of an input, in f32.

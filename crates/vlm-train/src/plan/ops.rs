@@ -51,7 +51,8 @@ pub(super) fn product(run: &Run, [x, y]: [Ghost; 2], [rows, columns]: [usize; 2]
 /// The same, where the kernel of `burn-attention` computes it.
 fn multiplied(run: &Run, factors: [Ghost; 2], [rows, columns]: [usize; 2]) -> Ghost {
     let width = factors[0].width;
-    if run.types.is_f16 || !packing::has_kernel() {
+    let is_f16 = run.types.is_f16 && width < run.types.wide;
+    if is_f16 || !packing::has_kernel() {
         return product(run, factors, [rows, columns]);
     }
     let inner = factors[0].elems / rows.max(1);

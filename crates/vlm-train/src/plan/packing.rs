@@ -83,15 +83,19 @@ pub(super) fn has_kernel() -> bool {
     cfg!(target_arch = "aarch64")
 }
 
-/// The bytes of the tiles that it makes of some rows of x, and of a part of the weight.
+/// The bytes of the tiles that it makes of some rows of x, of parts of the weight, and of the sums of
+/// its tasks.
 pub(super) fn tiles(rows: usize, inner: usize) -> usize {
     /// Of a task, and of a tile.
     const ROWS: [usize; 2] = [256, 6];
-    const OF_WEIGHT: usize = 64 * 512;
+    const COLUMNS: usize = 64;
+    const STRETCH: usize = 512;
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let [task, tile] = ROWS;
     let tiles = match rows {
         0..=16 => 0,
-        rows => rows.min(task) / tile * tile * inner,
+        rows => rows.min(task * threads) / tile * tile * inner,
     };
-    (tiles + OF_WEIGHT.min(64 * inner)) * size_of::<f32>()
+    let of_task = COLUMNS * (inner.min(STRETCH) + rows.min(task));
+    (tiles + threads * of_task) * size_of::<f32>()
 }
