@@ -15,6 +15,7 @@ use super::chunks::scale;
 use super::op::{GatedDeltaOp, GatedDeltaOps, Sizes};
 use super::{NORM_EPSILON, chunk_tokens};
 use crate::attention::flex::number::{Number, Real};
+use crate::rows::target::Target;
 use crate::sequences::Sequences;
 
 /// Columns of a task: with 128 channels of keys their state takes 16 KiB.
@@ -67,15 +68,15 @@ struct Inputs<'a, E: Number> {
     sizes: Sizes,
     /// For each token, the number of its sequence, unless there is one.
     sequences: Option<&'a [u32]>,
-    /// After so many tokens the state is kept.
+    /// The number of tokens between states that are kept.
     chunk: usize,
     keeps_states: bool,
 }
 
-/// A task's results: outputs `[tokens, columns]`, and states `[states, key_dim, columns]`.
-struct Columns<E: Number> {
-    out: Vec<E>,
-    states: Vec<E::Wide>,
+/// What tasks write, each its columns: outputs of the heads of all tokens, and rows of states.
+struct Outputs<'a, E: Number> {
+    out: Target<'a, E>,
+    states: Target<'a, E::Wide>,
 }
 
 fn forward<E: Number>(
@@ -106,62 +107,53 @@ fn forward<E: Number>(
     };
     let Sizes {
         batch,
-        tokens,
         heads,
         key_dim,
         value_dim,
         ..
     } = sizes;
-    let starts = (0..value_dim).step_by(COLUMNS);
-    let tasks: Vec<[usize; 2]> = (0..batch * heads)
-        .flat_map(|matrix| starts.clone().map(move |start| [matrix, start]))
-        .collect();
-    let found: Vec<Columns<E>> = tasks.par_iter().map(|task| inputs.columns(*task)).collect();
-
     let mut out = zeros(v.shape(), v.dtype());
     let shape = Shape::new([count, batch * heads, key_dim, value_dim]);
     let mut states = zeros(shape, wide.into());
-    let (to_out, to_states) = (out.storage_mut::<E>(), states.storage_mut::<E::Wide>());
-    for ([matrix, start], columns) in tasks.into_iter().zip(found) {
-        let width = COLUMNS.min(value_dim - start);
-        let (row, head) = (matrix / heads, matrix % heads);
-        for (token, from) in columns.out.chunks_exact(width).enumerate() {
-            let to = ((row * tokens + token) * heads + head) * value_dim + start;
-            to_out[to..to + width].copy_from_slice(from);
-        }
-        for (at, from) in columns.states.chunks_exact(width).enumerate() {
-            let (state, channel) = (at / key_dim, at % key_dim);
-            let to = ((state * batch * heads + matrix) * key_dim + channel) * value_dim + start;
-            to_states[to..to + width].copy_from_slice(from);
-        }
-    }
+    let outputs = Outputs::<E> {
+        out: Target::new(out.storage_mut(), value_dim),
+        states: Target::new(states.storage_mut(), value_dim),
+    };
+    let starts = (0..value_dim).step_by(COLUMNS);
+    let tasks =
+        (0..batch * heads).flat_map(|matrix| starts.clone().map(move |start| [matrix, start]));
+    let tasks: Vec<[usize; 2]> = tasks.collect();
+    tasks
+        .into_par_iter()
+        .for_each(|task| inputs.write(task, &outputs));
     (out, states)
 }
 
 impl<E: Number> Inputs<'_, E> {
-    /// Some columns of a head.
-    fn columns(&self, [matrix, start]: [usize; 2]) -> Columns<E> {
+    /// Writes some columns of a head, which no other task has.
+    fn write(&self, task: [usize; 2], outputs: &Outputs<'_, E>) {
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
             #[allow(unsafe_code, reason = "the function is compiled with AVX2")]
             // SAFETY: the processor has AVX2 and fused multiply-adds.
-            return unsafe { self.columns_avx2([matrix, start]) };
+            return unsafe { self.write_avx2(task, outputs) };
         }
         match cfg!(target_arch = "aarch64") {
-            true => self.computed::<true>([matrix, start]),
-            false => self.computed::<false>([matrix, start]),
+            true => self.compute::<true>(task, outputs),
+            false => self.compute::<false>(task, outputs),
         }
     }
 
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2,fma")]
-    fn columns_avx2(&self, task: [usize; 2]) -> Columns<E> {
-        self.computed::<true>(task)
+    fn write_avx2(&self, task: [usize; 2], outputs: &Outputs<'_, E>) {
+        self.compute::<true>(task, outputs);
     }
 
     #[inline(always)]
-    fn computed<const FUSED: bool>(&self, [matrix, start]: [usize; 2]) -> Columns<E> {
+    fn compute<const FUSED: bool>(&self, [matrix, start]: [usize; 2], outputs: &Outputs<'_, E>) {
         let Sizes {
+            batch,
             tokens,
             heads,
             key_heads,
@@ -180,18 +172,22 @@ impl<E: Number> Inputs<'_, E> {
                 state[..width].copy_from_slice(from);
             }
         }
-        let mut found = Columns {
-            out: Vec::with_capacity(tokens * width),
-            states: Vec::new(),
-        };
-        let keep = |state: &[[E::Wide; COLUMNS]], states: &mut Vec<E::Wide>| {
-            states.extend(state.iter().flat_map(|channel| &channel[..width]));
+        let columns = start..start + width;
+        let keep = |number: usize, state: &[[E::Wide; COLUMNS]]| {
+            let first = (number * batch * heads + matrix) * key_dim;
+            for (channel, from) in state.iter().enumerate() {
+                #[allow(unsafe_code, reason = "tasks write columns of the same rows")]
+                // SAFETY: no other task has these columns of this head, and this one writes one row
+                // at a time.
+                let to = unsafe { outputs.states.part(first + channel, columns.clone()) };
+                to.copy_from_slice(&from[..width]);
+            }
         };
         let (mut q, mut k) = (vec![E::Wide::ZERO; key_dim], vec![E::Wide::ZERO; key_dim]);
         let scale = E::Wide::of(scale(key_dim));
         for token in 0..tokens {
             if self.keeps_states && token.is_multiple_of(self.chunk) {
-                keep(&state, &mut found.states);
+                keep(token / self.chunk, &state);
             }
             let begins = |of: &&[u32]| token > 0 && of[token] != of[token - 1];
             if self.sequences.as_ref().is_some_and(begins) {
@@ -209,10 +205,16 @@ impl<E: Number> Inputs<'_, E> {
                 .zip(from)
                 .for_each(|(v, from)| *v = from.widen());
             let out = token_of::<E::Wide, FUSED>(&mut state, [&q, &k], v, [decay, beta]);
-            found.out.extend(out[..width].iter().map(|x| E::round(*x)));
+            #[allow(unsafe_code, reason = "tasks write columns of the same rows")]
+            // SAFETY: as in `keep`.
+            let to = unsafe { outputs.out.part(at, columns.clone()) };
+            to.iter_mut().zip(out).for_each(|(to, x)| *to = E::round(x));
         }
-        keep(&state, &mut found.states);
-        found
+        let last = match self.keeps_states {
+            true => tokens.div_ceil(self.chunk),
+            false => 0,
+        };
+        keep(last, &state);
     }
 }
 

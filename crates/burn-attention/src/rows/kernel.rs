@@ -6,8 +6,6 @@
 //! outputs.
 
 use std::borrow::Cow;
-use std::marker::PhantomData;
-use std::ops::Range;
 
 use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
@@ -17,6 +15,7 @@ use half::bf16;
 use rayon::prelude::*;
 
 use super::STRETCH;
+use super::target::Target;
 
 /// Outputs and rows of a task.
 const COLUMNS: usize = 64;
@@ -198,46 +197,6 @@ fn write_all<E: Number>(
                 }
             });
         });
-}
-
-/// Rows of an output, of which tasks write columns.
-struct Target<'a, E> {
-    start: *mut E,
-    rows: usize,
-    columns: usize,
-    borrowed: PhantomData<&'a mut [E]>,
-}
-
-#[allow(unsafe_code, reason = "tasks write columns of the same rows")]
-// SAFETY: it is the only way to the elements while it lives, and `part` demands that no two tasks
-// have the same.
-unsafe impl<E: Send> Sync for Target<'_, E> {}
-
-impl<'a, E> Target<'a, E> {
-    fn new(out: &'a mut [E], columns: usize) -> Self {
-        Self {
-            rows: out.len() / columns,
-            columns,
-            start: out.as_mut_ptr(),
-            borrowed: PhantomData,
-        }
-    }
-
-    /// Some columns of a row.
-    ///
-    /// # Safety
-    /// The row and the columns must exist, and no other part with one of these elements be in use.
-    #[allow(unsafe_code, reason = "tasks write columns of the same rows")]
-    #[allow(clippy::mut_from_ref, reason = "the parts are disjoint")]
-    unsafe fn part(&self, row: usize, columns: Range<usize>) -> &mut [E] {
-        debug_assert!(row < self.rows && columns.end <= self.columns);
-        // SAFETY: the elements are within the borrowed rows, and nothing else refers to them, as
-        // the caller ensures.
-        unsafe {
-            let first = self.start.add(row * self.columns + columns.start);
-            std::slice::from_raw_parts_mut(first, columns.len())
-        }
-    }
 }
 
 /// Rows of x in tiles, of which the elements for an input are side by side.

@@ -8,6 +8,8 @@
 
 #[cfg(feature = "flex")]
 pub(crate) mod kernel;
+#[cfg(feature = "flex")]
+pub(crate) mod target;
 
 use std::any::Any;
 

@@ -145,7 +145,7 @@ impl Rule {
         ops::cast(run, ops::narrowed(run, out, elems), narrow)
     }
 
-    /// The output and the states, token by token: each task has results of its own.
+    /// The output and the states, token by token.
     fn pass(&self, run: &Run, inputs: &[Ghost; 5], keeps: bool) -> (Ghost, Ghost) {
         let (narrow, wide) = (inputs[0].width, run.types.wide);
         let _in_order = inputs.clone().map(Ghost::dense);
@@ -153,7 +153,6 @@ impl Rule {
         let blocks = self.blocks();
         let chunks: usize = blocks.iter().map(|block| block.chunks).sum();
         let states = blocks[0].state * if keeps { chunks + 1 } else { 1 };
-        let _of_tasks = [run.tensor(values, narrow), run.tensor(states, wide)];
         (run.zeros(values, narrow), run.zeros(states, wide))
     }
 
