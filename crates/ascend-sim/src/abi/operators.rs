@@ -19,7 +19,7 @@ use crate::abi::runtime::{get_text, put};
 use crate::aclnn::attention::{Forward, Gradient, Inputs, Options};
 use crate::aclnn::call::{Access, required};
 use crate::aclnn::executor::execute;
-use crate::aclnn::index::Meets;
+use crate::aclnn::index::{Meets, Weights};
 use crate::aclnn::matrix::{Addend, Grouping, Product, grouped, product};
 use crate::aclnn::normalize::{LayerNorm, RmsNormSaved};
 use crate::aclnn::pointwise::{Backward, Binary, Test, Unary, backward, binary, test, unary};
@@ -491,6 +491,33 @@ operators! {
     ) |call| {
         let sizes = [numWeights, paddingIdx];
         index::embedding_backward(call, grad, indices, sizes, scaleGradByFreq, out)
+    };
+
+    // Tokens on their way from experts.
+    aclnnMoeTokenUnpermute(
+        permutedTokens: T, sortedIndices: T, probsOptional: MaybeT, paddedMode: bool,
+        restoreShapeOptional: MaybeInts, out: Out,
+    ) |call| {
+        let weights = probsOptional.map_or(Weights::Ones(1), Weights::Given);
+        let padding = (paddedMode, restoreShapeOptional);
+        index::unpermute(call, permutedTokens, sortedIndices, weights, padding, out)
+    };
+    aclnnMoeTokenUnpermuteGrad(
+        permuteTokens: T, unpermutedTokensGrad: T, sortedIndices: T, probsOptional: MaybeT,
+        paddedMode: bool, restoreShapeOptional: MaybeInts, permutedTokensGradOut: Out,
+        probsGradOut: Out,
+    ) |call| {
+        let weights = probsOptional.map_or(Weights::Ones(1), Weights::Given);
+        let padding = (paddedMode, restoreShapeOptional);
+        let given = [permuteTokens, unpermutedTokensGrad, sortedIndices];
+        let written = [permutedTokensGradOut, probsGradOut];
+        index::unpermute_backward(call, given, weights, padding, written)
+    };
+    aclnnMoeTokenPermuteGrad(
+        permutedOutputGrad: T, sortedIndices: T, numTopk: i64, paddedMode: bool, out: Out,
+    ) |call| {
+        let (weights, padding) = (Weights::Ones(numTopk), (paddedMode, Vec::new()));
+        index::unpermute(call, permutedOutputGrad, sortedIndices, weights, padding, out)
     };
 
     // Softmax and normalisation.

@@ -8,7 +8,7 @@ use super::data::{Data, Part};
 use super::descriptor::Scalar;
 use super::dtype::{ARITH, BOOL, DataType, FLT, INDEX, INTS, Types};
 use super::element::{Lane, Strided, dense_strides, with_lane};
-use super::refuse;
+use super::{refuse, tiling};
 use crate::codes::Outcome;
 
 /// The types of the row numbers that the gradient of an embedding takes.
@@ -353,5 +353,198 @@ pub(crate) fn embedding_backward(
             }
         }
         data.write(&out, &sums)
+    })
+}
+
+/// The most places that a token may have.
+const MOST_PLACES: i64 = 512;
+
+/// The factor of each place of a token.
+pub(crate) enum Weights {
+    /// `[tokens, places]`.
+    Given(Operand),
+    /// 1, with the number of places.
+    Ones(i64),
+}
+
+impl Weights {
+    fn given(&self) -> Option<&Operand> {
+        match self {
+            Self::Given(probs) => Some(probs),
+            Self::Ones(_) => None,
+        }
+    }
+
+    /// Checks the rows that experts had, `permuted`, against their tokens. Returns the places of a
+    /// token.
+    ///
+    /// The vendor's tiling refuses too many places and empty tensors, and that in the gradient of
+    /// Unpermute only. The other shapes are the documented ones: nothing checks them, and with
+    /// different ones the kernels reach other memory. Fewer or more rows than places are taken.
+    fn expect_fit(
+        &self,
+        [permuted, tokens, indices]: [&Operand; 3],
+        (is_padded, restored): (bool, Vec<i64>),
+    ) -> Outcome<usize> {
+        if is_padded || !restored.is_empty() {
+            return refuse(format!(
+                "paddedMode is {is_padded} and restoreShapeOptional {restored:?}, false and null \
+                 are expected"
+            ));
+        }
+        permuted.expect_type(FLT)?;
+        tokens.expect_dtype(permuted.dtype)?;
+        indices.expect_dtype(DataType::Int32)?;
+        let places = match self {
+            Self::Ones(places) => *places,
+            Self::Given(probs) => {
+                probs.expect_type(FLT)?;
+                tiling(probs.expect_rank(2..=2))?;
+                probs.dims[1] as i64
+            }
+        };
+        for (tensor, rank) in [(permuted, 2), (tokens, 2), (indices, 1)] {
+            tiling(tensor.expect_rank(rank..=rank))?;
+            if tensor.is_empty() {
+                return tiling(refuse(format!("{} has no elements", tensor.name)));
+            }
+        }
+        if !(1..=MOST_PLACES).contains(&places) {
+            return tiling(refuse(format!(
+                "a token has {places} places, 1 to {MOST_PLACES} are expected"
+            )));
+        }
+        let (count, places) = (tokens.dims[0], places as usize);
+        tiling(indices.expect_dims(&[count.saturating_mul(places)]))?;
+        tiling(tokens.expect_dims(&[count, permuted.dims[1]]))?;
+        if let Some(probs) = self.given() {
+            tiling(probs.expect_dims(&[count, places]))?;
+        }
+        Ok(places)
+    }
+}
+
+/// The row of each place; none where there are not as many rows, which drops the place.
+///
+/// The documentation excludes a row with two places: in the gradient the later one wins.
+fn kept_rows(data: &Data<'_, '_>, indices: &Operand, rows: usize) -> Outcome<Vec<Option<usize>>> {
+    let named = data.read::<i64>(indices)?;
+    expect_indices(data, indices, &named, 0..i64::from(i32::MAX) + 1)?;
+    let mut taken = vec![false; rows];
+    let mut kept = Vec::with_capacity(named.len());
+    for row in named {
+        let row = row as usize;
+        let Some(taken) = taken.get_mut(row) else {
+            kept.push(None);
+            continue;
+        };
+        if std::mem::replace(taken, true) {
+            return Err(data.exception(format!("{} has row {row} twice", indices.name)));
+        }
+        kept.push(Some(row));
+    }
+    Ok(kept)
+}
+
+/// `out[t] = Σ weights[t, k]·permuted[indices[t·places + k]]`: tokens from the rows that experts
+/// had of them.
+///
+/// Source: `moe/moe_token_unpermute` and `moe/moe_token_permute_grad` of hicann/ops-transformer at
+/// c29bc1069d32: their `README.md`, types in `op_host/*_def.cpp`, and the sums of
+/// `op_kernel/moe_token_unpermute.h`, which both have.
+pub(crate) fn unpermute(
+    call: &mut Call,
+    permuted: Operand,
+    indices: Operand,
+    weights: Weights,
+    padding: (bool, Vec<i64>),
+    out: Operand,
+) -> Outcome<Kernel> {
+    call.distinct();
+    let places = weights.expect_fit([&permuted, &out, &indices], padding)?;
+    out.expect_contiguous()?;
+    kernel(move |data| {
+        let width = permuted.dims[1];
+        let rows = kept_rows(data, &indices, permuted.dims[0])?;
+        let values = data.read::<f32>(&permuted)?;
+        let factors = weights.given().map(|probs| data.read::<f32>(probs));
+        let factors = factors.transpose()?;
+        let mut sums = vec![0.0_f32; out.elements()];
+        for (place, row) in rows.into_iter().enumerate() {
+            let factor = factors.as_ref().map_or(1.0, |factors| factors[place]);
+            // The kernel leaves a place with a factor of 0 out, even if its row is not finite.
+            let Some(row) = row.filter(|_| factor != 0.0) else {
+                continue;
+            };
+            let to = &mut sums[place / places * width..][..width];
+            for (sum, x) in to.iter_mut().zip(&values[row * width..]) {
+                let term = x * factor;
+                // The first place is stored and not added, which keeps its -0.
+                *sum = if place % places == 0 {
+                    term
+                } else {
+                    *sum + term
+                };
+            }
+        }
+        data.write(&out, &sums)
+    })
+}
+
+/// The gradients of [`unpermute`] by the rows and, where they were given, by the weights.
+///
+/// Source: `moe/moe_token_unpermute_grad` of hicann/ops-transformer at c29bc1069d32: its
+/// `README.md`, types in `op_host/moe_token_unpermute_grad_def.cpp`, limits in
+/// `op_host/moe_token_unpermute_grad_tiling.cpp`, and `op_kernel/*_prob_none.h` and
+/// `*_prob_not_none.h`.
+pub(crate) fn unpermute_backward(
+    call: &mut Call,
+    [permuted, gradient, indices]: [Operand; 3],
+    weights: Weights,
+    padding: (bool, Vec<i64>),
+    [to_permuted, to_probs]: [Operand; 2],
+) -> Outcome<Kernel> {
+    call.distinct();
+    let places = weights.expect_fit([&permuted, &gradient, &indices], padding)?;
+    to_permuted.expect_dtype(permuted.dtype)?;
+    tiling(to_permuted.expect_dims(&permuted.dims))?;
+    // Without probs it is mandatory and nothing is written to it.
+    to_probs.expect_type(FLT)?;
+    if let Some(probs) = weights.given() {
+        to_probs.expect_dtype(probs.dtype)?;
+        tiling(to_probs.expect_dims(&probs.dims))?;
+    }
+    to_permuted.expect_contiguous()?;
+    to_probs.expect_contiguous()?;
+    kernel(move |data| {
+        let width = permuted.dims[1];
+        let rows = kept_rows(data, &indices, permuted.dims[0])?;
+        let slopes = data.read::<f32>(&gradient)?;
+        let given = match weights.given() {
+            Some(probs) => Some((data.read::<f32>(probs)?, data.read::<f32>(&permuted)?)),
+            None => None,
+        };
+        // The kernel reads zeros in place of a dropped row.
+        let dropped = vec![0.0; width];
+        let mut sums = Vec::with_capacity(rows.len());
+        for (place, row) in rows.into_iter().enumerate() {
+            let slope = &slopes[place / places * width..][..width];
+            if let Some((_, values)) = &given {
+                let x = row.map_or(&dropped[..], |row| &values[row * width..]);
+                let products: Vec<f32> = slope.iter().zip(x).map(|(g, x)| x * g).collect();
+                sums.push(Lane::sum(&products));
+            }
+            // A row without a place keeps what its memory held.
+            if let Some(row) = row {
+                let factor = given.as_ref().map_or(1.0, |(factors, _)| factors[place]);
+                let scaled: Vec<f32> = slope.iter().map(|g| g * factor).collect();
+                let (dims, start) = ([width], (row * width) as i64);
+                data.write_part(&to_permuted, &Part::new(&dims, &[1], start), &scaled)?;
+            }
+        }
+        match given {
+            Some(_) => data.write(&to_probs, &sums),
+            None => Ok(()),
+        }
     })
 }

@@ -22,7 +22,9 @@ pub(crate) mod random;
 pub(crate) mod reduce;
 pub(crate) mod rotary;
 
-use crate::codes::{ACLNN_INNER_NULLPTR, ACLNN_PARAM_INVALID, Failure, Outcome};
+use crate::codes::{
+    ACLNN_INNER_NULLPTR, ACLNN_PARAM_INVALID, ACLNN_TILING_ERROR, Failure, Outcome,
+};
 
 pub(crate) use call::{Call, Kernel, Operand, kernel};
 pub(crate) use descriptor::{Descriptors, Tensor};
@@ -37,6 +39,11 @@ pub(crate) fn refuse<T>(message: impl std::fmt::Display) -> Outcome<T> {
 /// not check breaks where it builds the operator's work.
 pub(crate) fn inner<T>(outcome: Outcome<T>) -> Outcome<T> {
     outcome.map_err(|failure| Failure::new(ACLNN_INNER_NULLPTR, failure.message))
+}
+
+/// Turns a shape error into one of the tiling, as operators with generated wrappers report it.
+pub(crate) fn tiling<T>(outcome: Outcome<T>) -> Outcome<T> {
+    outcome.map_err(|failure| Failure::new(ACLNN_TILING_ERROR, failure.message))
 }
 
 /// The shape that all of these broadcast to.

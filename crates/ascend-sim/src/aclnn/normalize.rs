@@ -4,8 +4,8 @@ use super::call::{Call, Kernel, Operand, kernel};
 use super::dtype::{DataType, FLOATS, FLT};
 use super::element::{Lane, with_real};
 use super::reduce::{axis_alone, rows_last};
-use super::refuse;
-use crate::codes::{ACLNN_TILING_ERROR, Failure, Outcome};
+use super::{refuse, tiling};
+use crate::codes::Outcome;
 
 /// exp(x - max) / Σ exp(x - max), or its logarithm.
 pub(crate) fn softmax(x: Operand, dim: i64, logarithm: bool, out: Operand) -> Outcome<Kernel> {
@@ -121,11 +121,6 @@ pub(crate) fn layer_norm(
         }
         Ok(())
     })
-}
-
-/// Turns a shape error into one of the tiling, as operators with generated wrappers report it.
-fn tiling<T>(outcome: Outcome<T>) -> Outcome<T> {
-    outcome.map_err(|failure| Failure::new(ACLNN_TILING_ERROR, failure.message))
 }
 
 /// The shape of gamma: the trailing axes of `x`, of its type or f32.
