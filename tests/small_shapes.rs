@@ -72,8 +72,9 @@ fn share(random: &mut Random) -> ExpertShare {
 /// Mostly two rows of each of two tokens.
 fn routes(random: &mut Random) -> Routes {
     let (tokens, per_token) = (random.size(2), random.size(2).max(1));
-    let rows = (0..tokens * per_token).map(|row| row / per_token);
-    Routes::new(rows.collect(), (0..tokens * per_token).collect(), per_token)
+    let rows: Vec<usize> = (0..tokens * per_token).collect();
+    let tokens: Vec<usize> = rows.iter().map(|row| row / per_token).collect();
+    Routes::new(&tokens, &rows, per_token, &Device::flex().autodiff())
 }
 
 /// The function, and its name in the lists of public items.

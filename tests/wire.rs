@@ -72,6 +72,9 @@ fn calls() -> Vec<Call> {
     // Version; three groups, of 2, 0 and 3 rows.
     let groups = ints(&[1, 3, 2, 0, 3]);
     let (matrices, products) = (narrow(&[3, 4, 8]), narrow(&[5, 4]));
+    let indices = |shape: &[usize]| (shape.to_vec(), DType::I32);
+    let (of_rows, places, shares) = (indices(&[6]), indices(&[5, 3]), f32(&[5, 3]));
+    let routed = narrow(&[6, 8]);
     vec![
         call("rope.rotary_pair", &[&x, &k, &angles], &[&x, &k], &rotary),
         call("rope.rotary_single", &[&x, &angles], &[&x], &rotary),
@@ -174,6 +177,25 @@ fn calls() -> Vec<Call> {
             &[&matrices],
             &groups,
         ),
+        call("routes.rows", &[&tokens, &of_rows], &[&routed], &ints(&[1])),
+        call(
+            "routes.rows_backward",
+            &[&routed, &places],
+            &[&tokens],
+            &ints(&[1]),
+        ),
+        call(
+            "routes.sum",
+            &[&routed, &shares, &places],
+            &[&tokens],
+            &ints(&[1]),
+        ),
+        call(
+            "routes.sum_backward",
+            &[&routed, &shares, &tokens, &places],
+            &[&routed, &shares],
+            &ints(&[1]),
+        ),
         call(
             "swiglu.forward",
             &[&tokens, &tokens],
@@ -260,8 +282,14 @@ fn outcome<B: BackendIr>(
     let mut session = TensorInterpreter::with_custom_ops(device.clone(), operations.clone());
     let mut inputs = Vec::new();
     for (shape, dtype) in &call.inputs {
-        // The largest of a query's four scores is 4, and so is the sum of its exponentials.
-        let value = if shape.last() == Some(&2) { 4 } else { 1 };
+        let value = match dtype {
+            // The token of a row, and places that have none: a device does not check indices.
+            DType::I32 if shape.len() == 1 => 0,
+            DType::I32 => 100,
+            // The largest of a query's four scores is 4, and so is the sum of its exponentials.
+            _ if shape.last() == Some(&2) => 4,
+            _ => 1,
+        };
         let data = TensorData::full_dtype(shape.clone(), value, *dtype);
         inputs.push(session.register_tensor_data_desc(data));
     }

@@ -63,5 +63,6 @@ pub mod composed {
     pub use crate::grouped_linear::composed as grouped_linear;
     pub use crate::layer_norm::composed as layer_norm;
     pub use crate::rms_norm::composed as rms_norm;
+    pub use crate::routes::composed as routes;
     pub use crate::swiglu::composed as swiglu;
 }

@@ -10,6 +10,7 @@ use crate::attention::{self, AttentionOps};
 use crate::grouped_linear::{self, GroupedLinearOps};
 use crate::layer_norm::{self, LayerNormOps};
 use crate::rms_norm::{self, RmsNormOps};
+use crate::routes::{self, RoutesOps};
 use crate::swiglu::{self, SwiGluOps};
 
 /// A backend that can run this crate's operations in a server.
@@ -21,6 +22,7 @@ pub trait ServedOps:
     + GroupedLinearOps
     + LayerNormOps
     + RmsNormOps
+    + RoutesOps
     + SwiGluOps
 {
 }
@@ -33,6 +35,7 @@ impl<B> ServedOps for B where
         + GroupedLinearOps
         + LayerNormOps
         + RmsNormOps
+        + RoutesOps
         + SwiGluOps
 {
 }
@@ -48,5 +51,6 @@ pub fn register<B: ServedOps>(operations: &mut CustomOpRegistry<B>) {
     grouped_linear::wire::register(operations);
     layer_norm::wire::register(operations);
     rms_norm::wire::register(operations);
+    routes::wire::register(operations);
     swiglu::wire::register(operations);
 }

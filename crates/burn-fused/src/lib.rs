@@ -23,7 +23,7 @@ pub use node::{Gradients, node, parts};
 #[cfg(feature = "remote")]
 pub use wire::{NoNumbers, Reader, WireOp, Writer, decode, encode, expect_shape, like, send};
 #[cfg(feature = "remote-server")]
-pub use wire::{Operands, handle};
+pub use wire::{Operands, handle, handle_with_indices};
 
 #[doc(hidden)]
 pub use half;

@@ -232,6 +232,7 @@ pub fn send<O: WireOp, const N: usize>(
 #[cfg(feature = "remote-server")]
 mod server {
     use burn::backend::ir::BackendIr;
+    use burn::backend::tensor::IntTensor;
     use burn_remote::server::CustomOpRegistry;
 
     use super::*;
@@ -283,20 +284,71 @@ mod server {
         I: Operands<FloatTensor<B>>,
         R: IntoIterator<Item = FloatTensor<B>>,
     {
+        register(
+            operations,
+            id,
+            move |op: &O, (floats, _): &(I, [IntTensor<B>; 0])| check(op, floats),
+            move |op, (floats, _)| run(op, floats),
+        );
+    }
+
+    /// As [`handle`], for an operation whose last tensor has indices in i32.
+    pub fn handle_with_indices<B, O, I, R>(
+        operations: &mut CustomOpRegistry<B>,
+        id: &'static str,
+        check: impl Fn(&O, &I, &IntTensor<B>) -> Result<(), O::Error> + Send + Sync + 'static,
+        run: impl Fn(O, I, IntTensor<B>) -> R + Send + Sync + 'static,
+    ) where
+        B: BackendIr,
+        O: WireOp,
+        I: Operands<FloatTensor<B>>,
+        R: IntoIterator<Item = FloatTensor<B>>,
+    {
+        register(
+            operations,
+            id,
+            move |op: &O, (floats, [indices]): &(I, [IntTensor<B>; 1])| check(op, floats, indices),
+            move |op, (floats, [indices])| run(op, floats, indices),
+        );
+    }
+
+    /// The tensors of an operation, and those of indices after them.
+    type Given<B, I, const N: usize> = (I, [IntTensor<B>; N]);
+
+    /// As [`handle`], of operations with `N` tensors of indices.
+    fn register<B, O, I, R, const N: usize>(
+        operations: &mut CustomOpRegistry<B>,
+        id: &'static str,
+        check: impl Fn(&O, &Given<B, I, N>) -> Result<(), O::Error> + Send + Sync + 'static,
+        run: impl Fn(O, Given<B, I, N>) -> R + Send + Sync + 'static,
+    ) where
+        B: BackendIr,
+        O: WireOp,
+        I: Operands<FloatTensor<B>>,
+        R: IntoIterator<Item = FloatTensor<B>>,
+    {
         operations.register(id, move |handles, ir, _| {
-            let mut read = || -> Result<(O, I), O::Error> {
-                if let Some(other) = ir.inputs.iter().find(|tensor| !tensor.dtype.is_float()) {
-                    return Err(OpError::Wire {
-                        what: "the type of a tensor",
-                        expected: "a float".to_owned(),
-                        found: format!("{:?}", other.dtype),
+            let mut read = || -> Result<(O, Given<B, I, N>), O::Error> {
+                let count = ir.inputs.len();
+                let (floats, indices) = ir.inputs.split_at(count.saturating_sub(N));
+                let of_floats = floats.iter().map(|x| (x, x.dtype.is_float(), "a float"));
+                let of_indices = indices.iter().map(|x| (x, x.dtype == DType::I32, "I32"));
+                for (tensor, fits, expected) in of_floats.chain(of_indices) {
+                    if !fits {
+                        return Err(OpError::Wire {
+                            what: "the type of a tensor",
+                            expected: expected.to_owned(),
+                            found: format!("{:?}", tensor.dtype),
+                        }
+                        .into());
                     }
-                    .into());
                 }
-                let tensors = ir.inputs.iter();
-                let tensors: Vec<_> = tensors.map(|x| handles.get_float_tensor::<B>(x)).collect();
-                let shapes: Vec<Shape> = tensors.iter().map(TensorMetadata::shape).collect();
-                let operands = I::divide(tensors)?;
+                let floats = floats.iter().map(|x| handles.get_float_tensor::<B>(x));
+                let floats: Vec<_> = floats.collect();
+                let indices = indices.iter().map(|x| handles.get_int_tensor::<B>(x));
+                let indices = <[_; N]>::divide(indices.collect())?;
+                let shapes: Vec<Shape> = floats.iter().map(TensorMetadata::shape).collect();
+                let operands = (I::divide(floats)?, indices);
                 let op = decode::<O>(&ir.scalars, &shapes)?;
                 check(&op, &operands)?;
                 Ok((op, operands))
@@ -310,7 +362,7 @@ mod server {
 }
 
 #[cfg(feature = "remote-server")]
-pub use server::{Operands, handle};
+pub use server::{Operands, handle, handle_with_indices};
 
 #[cfg(test)]
 mod tests {

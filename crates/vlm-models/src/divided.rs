@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use burn::module::{Module, ModuleMapper, Param, ParamId};
-use burn::tensor::{IndexingUpdateOp, Tensor};
+use burn::tensor::Tensor;
 use burn_attention::{GradientSource, backward_from};
 
 use crate::batch::Batch;
@@ -260,10 +260,9 @@ impl Layer {
             self.attended(input.clone(), common, index, &mut Trace::off())?;
         let x = leaf(normalised.clone(), true);
         let routed = network.route(x.clone(), common)?;
-        let rows = routed.rows(x.clone())?.inner();
-        let outputs = walk.pass_experts(index, rows, &routed.counts)?;
+        let rows = routed.rows(x.clone())?;
+        let outputs = walk.pass_experts(index, rows.clone().inner(), &routed.counts)?;
         let outputs = Tensor::from_inner(outputs).require_grad();
-        let tokens = routed.tokens(&outputs.device()).inner();
         let changed = network.combine(x.clone(), outputs.clone(), routed, common)?;
         let mut source = GradientSource::new(self.changed(changed)?, gradient.clone())?;
         if let Some(balance) = common.balance {
@@ -274,12 +273,11 @@ impl Layer {
         let of_outputs = outputs.grad_remove(&mut gradients);
         let of_outputs = of_outputs.unwrap_or_else(|| outputs.inner().zeros_like());
         let of_rows = walk.pass_expert_gradients(index, of_outputs)?;
-        let of_x = x.grad_remove(&mut gradients);
+        let of_router = x.grad_remove(&mut gradients);
+        let mut gradients = backward_from([GradientSource::new(rows, of_rows)?]);
+        let parts = [of_router, x.grad_remove(&mut gradients)];
+        let of_x = parts.into_iter().flatten().reduce(|a, b| a + b);
         let of_x = of_x.unwrap_or_else(|| normalised.clone().inner().zeros_like());
-        let [batch, seq, channels] = of_x.dims();
-        let of_x = of_x.reshape([batch * seq, channels]);
-        let of_x = of_x.select_assign(0, tokens, of_rows, IndexingUpdateOp::Add);
-        let of_x = of_x.reshape([batch, seq, channels]);
         let source = GradientSource::new(normalised, of_x)?.with(hidden, gradient)?;
         if !source.is_tracked() {
             return Ok(None);

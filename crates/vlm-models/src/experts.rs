@@ -2,7 +2,7 @@
 
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::activation::sigmoid;
-use burn::tensor::{DType, Device, Distribution, Int, Shape, Tensor, TensorData};
+use burn::tensor::{DType, Device, Distribution, Shape, Tensor, TensorData};
 use burn_attention::{Routes as RoutesOfRows, linear, routed_rows, routed_sum, swiglu_halves};
 
 use crate::balance::on_host;
@@ -163,7 +163,7 @@ struct Routes {
     experts: Vec<usize>,
     /// The tokens of each expert without padding, in the order of experts.
     tokens: Vec<usize>,
-    /// For each token and each of its experts, the row in that order; for padding, the first.
+    /// For each token and each of its experts, the row in that order; for padding, one beyond.
     rows: Vec<usize>,
     /// The number of tokens of each expert.
     counts: Vec<usize>,
@@ -207,10 +207,11 @@ impl Routes {
                 Some(start)
             })
             .collect();
-        let mut tokens = vec![0; counts.iter().sum()];
+        let all = counts.iter().sum();
+        let mut tokens = vec![0; all];
         let row = |(place, expert): (usize, &usize)| {
             if !is_attended(place / per_token) {
-                return 0;
+                return all;
             }
             let row = next[*expert];
             next[*expert] += 1;
@@ -353,7 +354,7 @@ impl ExpertNetwork {
             shares = shares * Tensor::from_data(attended, (device, wide));
         }
         Ok(Routed {
-            routes: RoutesOfRows::new(routes.tokens, routes.rows, self.per_token),
+            routes: RoutesOfRows::new(&routes.tokens, &routes.rows, self.per_token, device),
             counts: routes.counts,
             shares,
         })
@@ -417,11 +418,6 @@ impl Routed {
             x.reshape([batch * seq, channels]),
             &self.routes,
         )?)
-    }
-
-    /// The tokens of the rows.
-    pub(crate) fn tokens(&self, device: &Device) -> Tensor<1, Int> {
-        indices(self.routes.tokens().to_vec(), device)
     }
 }
 
@@ -500,7 +496,7 @@ mod tests {
         assert_eq!(second.experts, [2, 1, 0, 1]);
         assert_eq!(
             (&second.tokens[..], &second.rows[..]),
-            (&[1, 1][..], &[0, 0, 0, 1][..])
+            (&[1, 1][..], &[2, 2, 0, 1][..])
         );
         assert_eq!(second.counts, [1, 1, 0]);
     }

@@ -8,6 +8,7 @@ mod grouped_linear;
 mod norm_rotary;
 mod norms;
 mod rotary;
+mod routes;
 mod swiglu;
 
 use std::sync::{Arc, OnceLock};

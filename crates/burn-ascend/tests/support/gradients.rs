@@ -2,14 +2,14 @@
 
 use burn::backend::flex::{Flex, FlexDevice};
 use burn::backend::ops::{
-    ActivationOps, AttentionModuleOptions, ConvOptions, FloatTensorOps, ModuleOps,
+    ActivationOps, AttentionModuleOptions, ConvOptions, FloatTensorOps, IntTensorOps, ModuleOps,
 };
 use burn::backend::tensor::{Device, FloatTensor, IndexingUpdateOp};
 use burn::backend::{
     Autodiff, AutodiffBackend, Backend, BoolStore, DType, TensorData, TensorMetadata, read_sync,
 };
 use burn::tensor::{FloatDType, Shape, Slice};
-use burn_attention::{AdapterOps, Bias, GroupedLinearOp, GroupedLinearOps, SwiGluOps};
+use burn_attention::{AdapterOps, Bias, GroupedLinearOp, GroupedLinearOps, RoutesOps, SwiGluOps};
 
 use super::compare::{Tolerance, compare};
 use super::input::{
@@ -19,9 +19,9 @@ use super::input::{
 use super::suite::{Args, Failures, caught};
 
 /// A backend with the operations that are tested.
-pub(crate) trait Tested: AdapterOps + GroupedLinearOps + SwiGluOps {}
+pub(crate) trait Tested: AdapterOps + GroupedLinearOps + RoutesOps + SwiGluOps {}
 
-impl<B: AdapterOps + GroupedLinearOps + SwiGluOps> Tested for B {}
+impl<B: AdapterOps + GroupedLinearOps + RoutesOps + SwiGluOps> Tested for B {}
 
 type A<B> = Autodiff<B>;
 type Expression<B> = Box<dyn Fn(&mut Args<A<B>>) -> FloatTensor<A<B>>>;
@@ -278,6 +278,44 @@ fn expressions<B: Tested>(g: &mut Gradients<B>) {
                 rows: groups.to_vec(),
             };
             A::<B>::grouped_linear_forward(args.f(), args.f(), op)
+        });
+    }
+    // Padding, one row of each token, and tensors that are no dense ones.
+    for (places, per_token, channels, view) in [
+        (&[1, 3, 4, 2, 0, 5][..], 2, 5, Contiguous),
+        (&[9, 9, 2, 9, 1, 0], 2, 3, Transposed),
+        (&[2, 0, 1], 1, 1, Sliced),
+    ] {
+        let tokens = places.len() / per_token;
+        let mut of_rows: Vec<(i32, i32)> = (0..).zip(places).map(|(at, row)| (*row, at)).collect();
+        of_rows.retain(|(row, _)| (*row as usize) < places.len());
+        of_rows.sort_unstable();
+        let of_rows: Vec<i32> = of_rows
+            .iter()
+            .map(|(_, at)| at / per_token as i32)
+            .collect();
+        let rows = of_rows.len();
+        let places = move |device: &B::Device| {
+            let data = TensorData::new(places.to_vec(), [tokens, per_token]);
+            A::<B>::int_from_data(data, device)
+        };
+        let x = vec![g.x(&[tokens, channels], view, &UNIT)];
+        g.push("rows of tokens", x, move |args| {
+            let x = args.f();
+            let device = x.device();
+            let of_rows = TensorData::new(of_rows.clone(), [rows]);
+            let of_rows = A::<B>::int_from_data(of_rows, &device);
+            A::<B>::routed_rows_forward(x, of_rows, places(&device))
+        });
+        let inputs = vec![
+            g.x(&[rows, channels], view, &UNIT),
+            g.x(&[tokens, per_token], view, &UNIT),
+        ];
+        g.push("sums of rows", inputs, move |args| {
+            let rows = args.f();
+            let shares = A::<B>::float_cast(args.f(), FloatDType::F32);
+            let places = places(&rows.device());
+            A::<B>::routed_sum_forward(rows, shares, places)
         });
     }
 

@@ -1,12 +1,12 @@
 //! Flex, burn's CPU backend: one pass over the tensors' storage, on all threads of rayon's pool.
 
+use burn::backend::TensorMetadata;
 use burn::backend::flex::{Flex, FlexTensor};
-use burn::backend::tensor::FloatTensor;
+use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::tensor::{DType, Shape};
 use burn_fused::{for_dtype, zeros};
 use rayon::prelude::*;
 
-use super::Routes;
 use super::op::RoutesOps;
 use crate::attention::flex::number::{Number, Real};
 
@@ -16,40 +16,92 @@ const TASK: usize = 1 << 15;
 const LANES: usize = 16;
 
 impl RoutesOps for Flex {
-    fn routed_rows_forward(x: FloatTensor<Self>, routes: Routes) -> FloatTensor<Self> {
-        for_dtype!(x.dtype(), E => rows::<E>(&x.to_contiguous(), &routes))
+    fn routed_rows_forward(
+        x: FloatTensor<Self>,
+        tokens: IntTensor<Self>,
+        _places: IntTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let tokens = tokens.to_contiguous();
+        for_dtype!(x.dtype(), E => rows::<E>(&x.to_contiguous(), elements(&tokens)))
     }
 
-    fn routed_rows_backward(gradient: FloatTensor<Self>, routes: Routes) -> FloatTensor<Self> {
-        for_dtype!(gradient.dtype(), E => rows_backward::<E>(&gradient.to_contiguous(), &routes))
+    fn routed_rows_backward(
+        gradient: FloatTensor<Self>,
+        places: IntTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let gradient = gradient.to_contiguous();
+        for_dtype!(gradient.dtype(), E => sum::<E>(&gradient, None, &Places::new(places)))
     }
 
     fn routed_sum_forward(
         rows: FloatTensor<Self>,
         shares: FloatTensor<Self>,
-        routes: Routes,
+        places: IntTensor<Self>,
     ) -> FloatTensor<Self> {
         let [rows, shares] = [rows, shares].map(|x| x.to_contiguous());
-        for_dtype!(rows.dtype(), E => sum::<E>(&rows, &shares, &routes))
+        for_dtype!(rows.dtype(), E => sum::<E>(&rows, Some(&shares), &Places::new(places)))
     }
 
     fn routed_sum_backward(
         rows: FloatTensor<Self>,
         shares: FloatTensor<Self>,
         gradient: FloatTensor<Self>,
-        routes: Routes,
+        places: IntTensor<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let [rows, shares, gradient] = [rows, shares, gradient].map(|x| x.to_contiguous());
-        for_dtype!(rows.dtype(), E => sum_backward::<E>(&rows, &shares, &gradient, &routes))
+        let tensors = [&rows, &shares, &gradient];
+        for_dtype!(rows.dtype(), E => sum_backward::<E>(tensors, &Places::new(places)))
     }
 }
 
-/// The elements of a contiguous tensor, and those of its last dimension.
-fn elements<E: burn::backend::Element + bytemuck::Pod>(x: &FlexTensor) -> (&[E], usize) {
+/// The elements of a contiguous tensor.
+fn elements<E: burn::backend::Element + bytemuck::Pod>(x: &FlexTensor) -> &[E] {
     let start = x.layout().start_offset();
-    let elements = &x.storage::<E>()[start..start + x.layout().num_elements()];
-    let [_, columns] = x.layout().shape().dims();
-    (elements, columns)
+    &x.storage::<E>()[start..start + x.layout().num_elements()]
+}
+
+/// The rows of a matrix, and the columns.
+fn sizes(x: &FlexTensor) -> [usize; 2] {
+    x.layout().shape().dims()
+}
+
+/// The rows of each token.
+struct Places {
+    all: FlexTensor,
+    tokens: usize,
+    per_token: usize,
+}
+
+impl Places {
+    fn new(places: FlexTensor) -> Self {
+        let [tokens, per_token] = sizes(&places);
+        Self {
+            all: places.to_contiguous(),
+            tokens,
+            per_token,
+        }
+    }
+
+    /// The places of a token, and their rows, of a number of rows.
+    fn of(&self, token: usize, rows: usize) -> impl Iterator<Item = (usize, usize)> {
+        let first = token * self.per_token;
+        let places = &elements::<i32>(&self.all)[first..first + self.per_token];
+        let rows = places
+            .iter()
+            .map(move |row| Some(*row as usize).filter(|row| *row < rows));
+        (first..)
+            .zip(rows)
+            .filter_map(|(place, row)| Some((place, row?)))
+    }
+
+    /// The place of each row.
+    fn by_row(&self, rows: usize) -> Vec<usize> {
+        let mut places = vec![0; rows];
+        for (place, row) in (0..self.tokens).flat_map(|token| self.of(token, rows)) {
+            places[row] = place;
+        }
+        places
+    }
 }
 
 /// Computes rows of a new tensor: `each` gets a row's index, the row, and numbers of its own task.
@@ -70,56 +122,42 @@ fn by_row<E: Number>(
     out
 }
 
-fn rows<E: Number>(x: &FlexTensor, routes: &Routes) -> FlexTensor {
-    let (of_x, columns) = elements::<E>(x);
-    by_row::<E>([routes.tokens.len(), columns], x.dtype(), |row, out, _| {
-        out.copy_from_slice(&of_x[routes.tokens[row] * columns..][..columns]);
+fn rows<E: Number>(x: &FlexTensor, tokens: &[i32]) -> FlexTensor {
+    let (of_x, [_, columns]) = (elements::<E>(x), sizes(x));
+    by_row::<E>([tokens.len(), columns], x.dtype(), |row, out, _| {
+        out.copy_from_slice(&of_x[tokens[row] as usize * columns..][..columns]);
     })
 }
 
-impl Routes {
-    /// The rows of a token.
-    fn of(&self, token: usize) -> &[usize] {
-        &self.places[token * self.per_token..][..self.per_token]
-    }
-}
-
-fn rows_backward<E: Number>(gradient: &FlexTensor, routes: &Routes) -> FlexTensor {
-    let (of_rows, columns) = elements::<E>(gradient);
-    let sizes = [routes.count(), columns];
-    by_row::<E>(sizes, gradient.dtype(), |token, out, sums| {
-        sums.fill(E::Wide::ZERO);
-        for row in routes.of(token) {
-            if routes.tokens[*row] == token {
+/// The sums of the rows of tokens, each times its share if there are shares.
+fn sum<E: Number>(rows: &FlexTensor, shares: Option<&FlexTensor>, places: &Places) -> FlexTensor {
+    let (of_rows, [count, columns]) = (elements::<E>(rows), sizes(rows));
+    let shares = shares.map(elements::<E::Wide>);
+    by_row::<E>(
+        [places.tokens, columns],
+        rows.dtype(),
+        |token, out, sums| {
+            sums.fill(E::Wide::ZERO);
+            for (place, row) in places.of(token, count) {
                 let row = &of_rows[row * columns..][..columns];
-                for (sum, x) in sums.iter_mut().zip(row) {
-                    *sum += x.widen();
+                match shares.map(|shares| shares[place]) {
+                    Some(share) => {
+                        for (sum, x) in sums.iter_mut().zip(row) {
+                            *sum += x.widen() * share;
+                        }
+                    }
+                    None => {
+                        for (sum, x) in sums.iter_mut().zip(row) {
+                            *sum += x.widen();
+                        }
+                    }
                 }
             }
-        }
-        for (out, sum) in out.iter_mut().zip(sums) {
-            *out = E::round(*sum);
-        }
-    })
-}
-
-fn sum<E: Number>(rows: &FlexTensor, shares: &FlexTensor, routes: &Routes) -> FlexTensor {
-    let (of_rows, columns) = elements::<E>(rows);
-    let (shares, _) = elements::<E::Wide>(shares);
-    let sizes = [routes.count(), columns];
-    by_row::<E>(sizes, rows.dtype(), |token, out, sums| {
-        sums.fill(E::Wide::ZERO);
-        let shares = &shares[token * routes.per_token..];
-        for (row, share) in routes.of(token).iter().zip(shares) {
-            let row = &of_rows[row * columns..][..columns];
-            for (sum, x) in sums.iter_mut().zip(row) {
-                *sum += x.widen() * *share;
+            for (out, sum) in out.iter_mut().zip(sums) {
+                *out = E::round(*sum);
             }
-        }
-        for (out, sum) in out.iter_mut().zip(sums) {
-            *out = E::round(*sum);
-        }
-    })
+        },
+    )
 }
 
 /// The product of two rows, in an order of additions that does not depend on the processor.
@@ -140,36 +178,30 @@ fn dot<E: Number>(a: &[E], b: &[E]) -> E::Wide {
 }
 
 fn sum_backward<E: Number>(
-    rows: &FlexTensor,
-    shares: &FlexTensor,
-    gradient: &FlexTensor,
-    routes: &Routes,
+    [rows, shares, gradient]: [&FlexTensor; 3],
+    places: &Places,
 ) -> (FlexTensor, FlexTensor) {
-    let (of_rows, columns) = elements::<E>(rows);
-    let (of_shares, per_token) = elements::<E::Wide>(shares);
-    let (of_sums, _) = elements::<E>(gradient);
+    let (of_rows, of_sums) = (elements::<E>(rows), elements::<E>(gradient));
+    let (of_shares, [count, columns]) = (elements::<E::Wide>(shares), sizes(rows));
+    let per_token = places.per_token;
     let of_token = |token: usize| &of_sums[token * columns..][..columns];
-    let sizes = [routes.tokens.len(), columns];
-    let drows = by_row::<E>(sizes, rows.dtype(), |row, out, _| {
-        let token = routes.tokens[row];
-        let shares = routes.of(token).iter().zip(&of_shares[token * per_token..]);
-        let mut shares = shares.filter(|(place, _)| **place == row);
-        let share = shares.next().map_or(E::Wide::ZERO, |(_, share)| *share);
-        for (out, x) in out.iter_mut().zip(of_token(token)) {
-            *out = E::round(x.widen() * share);
+    let by_place = places.by_row(count);
+    let drows = by_row::<E>([count, columns], rows.dtype(), |row, out, _| {
+        let place = by_place[row];
+        for (out, x) in out.iter_mut().zip(of_token(place / per_token)) {
+            *out = E::round(x.widen() * of_shares[place]);
         }
     });
-    let mut dshares = zeros(Shape::new([routes.count(), per_token]), shares.dtype());
+    let mut dshares = zeros(shares.shape(), shares.dtype());
     let step = (TASK / columns).max(1);
     let tasks = dshares.storage_mut::<E::Wide>();
     let tasks = tasks.par_chunks_mut(step * per_token).enumerate();
     tasks.for_each(|(task, out)| {
-        for (index, out) in out.chunks_exact_mut(per_token).enumerate() {
-            let token = task * step + index;
-            for (out, row) in out.iter_mut().zip(routes.of(token)) {
-                if routes.tokens[*row] == token {
-                    *out = dot(&of_rows[row * columns..][..columns], of_token(token));
-                }
+        let first = task * step;
+        for token in first..first + out.len() / per_token {
+            for (place, row) in places.of(token, count) {
+                let row = &of_rows[row * columns..][..columns];
+                out[place - first * per_token] = dot(row, of_token(token));
             }
         }
     });

@@ -1,79 +1,88 @@
 //! Rows of tokens for the experts of each, and the sum of their outputs, as one operation each.
 
 mod backward;
+pub mod composed;
 #[cfg(feature = "flex")]
 mod flex;
 mod op;
+#[cfg(feature = "remote")]
+pub(crate) mod wire;
 
-use std::sync::Arc;
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
+use burn::tensor::{DType, Device, Int, Shape, Tensor, TensorData};
+use burn_fused::primitive::zeros_from;
+use burn_fused::{accumulator, expect, expect_device};
 
-use burn::backend::Dispatch;
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use burn_fused::{accumulator, expect};
-
+use crate::backends;
 use crate::error::{Result, equal};
 
 pub use op::RoutesOps;
 
-burn_fused::reaches!(Flex: cfg(feature = "flex"));
-
-/// The rows of a mixture's experts: which token each is of, and which rows each token has. Clones
-/// share it.
+/// The rows of a mixture's experts on a device: which token each is of, and which rows each token
+/// has. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Routes {
     /// The token of each row.
-    tokens: Arc<[usize]>,
-    /// The rows of each token one after the other, the same number for each.
-    places: Arc<[usize]>,
-    per_token: usize,
+    tokens: Tensor<1, Int>,
+    /// The rows of each token, the same number for each.
+    places: Tensor<2, Int>,
 }
 
 impl Routes {
-    /// Rows of these tokens. places: for each token one after the other, its `per_token` rows.
-    /// Places of a token that no row is of, which is padding, are in its sum, but have no gradient.
+    /// Rows of these tokens. places: for each token one after the other, its `per_token` rows; one
+    /// beyond the rows, as of padding, has no row.
     ///
     /// # Panics
-    /// If `per_token` is 0 or does not divide the places, if a row's token is not among its tokens'
-    /// places, or a place beyond the rows.
-    pub fn new(tokens: Vec<usize>, places: Vec<usize>, per_token: usize) -> Self {
+    /// If `per_token` is 0 or does not divide the places, if a row does not have one place of its
+    /// token, or for 2^31 places and more.
+    pub fn new(tokens: &[usize], places: &[usize], per_token: usize, device: &Device) -> Self {
         assert!(
             per_token > 0 && places.len().is_multiple_of(per_token),
             "places of {per_token} rows for each token"
         );
-        let is_placed = |(row, token): (usize, &usize)| {
-            let places = places.get(token * per_token..(token + 1) * per_token);
-            places.is_some_and(|places| places.contains(&row))
-        };
+        let mut is_placed = vec![false; tokens.len()];
+        for (place, row) in places.iter().enumerate() {
+            let Some(token) = tokens.get(*row) else {
+                continue;
+            };
+            let is_other = std::mem::replace(&mut is_placed[*row], true);
+            assert!(
+                !is_other && *token == place / per_token,
+                "a row with places of other tokens, or several"
+            );
+        }
         assert!(
-            tokens.iter().enumerate().all(is_placed),
+            is_placed.into_iter().all(|placed| placed),
             "a row without a place"
         );
-        assert!(
-            places.iter().all(|row| *row < tokens.len()),
-            "a place beyond the rows"
-        );
+        assert!(i32::try_from(places.len()).is_ok(), "2^31 places or more");
+        // Each place without a row gets an index of its own: vendors document that none repeats.
+        let mut beyond = tokens.len()..;
+        let mut index = |row: &usize| match *row < tokens.len() {
+            true => *row as i32,
+            false => beyond.next().unwrap_or_default() as i32,
+        };
+        let shape = [places.len() / per_token, per_token];
+        let places = places.iter().map(&mut index).collect();
+        let tokens: Vec<i32> = tokens.iter().map(|token| *token as i32).collect();
+        let rows = [tokens.len()];
         Self {
-            tokens: tokens.into(),
-            places: places.into(),
-            per_token,
+            tokens: indices(tokens, rows, device),
+            places: indices(places, shape, device),
         }
     }
 
-    /// The token of each row.
-    pub fn tokens(&self) -> &[usize] {
-        &self.tokens
-    }
-
-    /// The number of tokens.
-    fn count(&self) -> usize {
-        self.places.len() / self.per_token
+    /// The tokens and the places, for an operation with this tensor.
+    fn on_device_of(&self, first: &DispatchTensor) -> Result<[DispatchTensor; 2]> {
+        let tokens = self.tokens.clone().into_dispatch();
+        expect_device("the routes", &tokens, first)?;
+        Ok([tokens, self.places.clone().into_dispatch()])
     }
 }
 
-fn indices(values: &[usize], device: &Device) -> Tensor<1, Int> {
-    let values: Vec<i64> = values.iter().map(|value| *value as i64).collect();
-    let len = values.len();
-    Tensor::from_data(TensorData::new(values, [len]), device)
+fn indices<const D: usize>(values: Vec<i32>, shape: [usize; D], device: &Device) -> Tensor<D, Int> {
+    Tensor::from_data(TensorData::new(values, shape), (device, DType::I32))
 }
 
 /// The rows of tokens for their experts.
@@ -82,7 +91,7 @@ fn indices(values: &[usize], device: &Device) -> Tensor<1, Int> {
 /// x: `[tokens, channels]`; out: `[rows, channels]`
 ///
 /// # Numerics
-/// On the CPU, the gradient of a token is summed in f32, or f64, and rounded once.
+/// The gradient of a token is summed in f32, or f64, and rounded once.
 ///
 /// # Errors
 /// [`Size`](crate::AttentionError::Size), [`Op`](crate::AttentionError::Op).
@@ -93,8 +102,8 @@ fn indices(values: &[usize], device: &Device) -> Tensor<1, Int> {
 /// use burn_attention::{Routes, routed_rows, routed_sum};
 ///
 /// // The first token passes both experts, the second twice the first.
-/// let routes = Routes::new(vec![0, 1, 1, 0], vec![0, 3, 1, 2], 2);
 /// let device = Device::flex();
+/// let routes = Routes::new(&[0, 1, 1, 0], &[0, 3, 1, 2], 2, &device);
 /// let x = Tensor::<2>::from_floats([[1.0], [2.0]], &device);
 /// let rows = routed_rows(x, &routes)?;
 /// assert_eq!(rows.to_data().iter::<f32>().collect::<Vec<_>>(), [1.0, 2.0, 2.0, 1.0]);
@@ -104,15 +113,24 @@ fn indices(values: &[usize], device: &Device) -> Tensor<1, Int> {
 /// # Ok::<(), burn_attention::AttentionError>(())
 /// ```
 pub fn routed_rows(x: Tensor<2>, routes: &Routes) -> Result<Tensor<2>> {
-    accumulator(x.dtype())?;
-    let [tokens, channels] = x.dims();
-    equal(["x", "the routes"], "tokens", tokens, routes.count())?;
-    if routes.tokens.is_empty() || channels == 0 || !reaches(x.device().as_dispatch()) {
-        let tokens = indices(&routes.tokens, &x.device());
-        return Ok(x.select(0, tokens));
-    }
-    let out = Dispatch::routed_rows_forward(x.into_dispatch(), routes.clone());
+    let (rows, channels) = (routes.tokens.dims()[0], x.dims()[1]);
+    let x = x.into_dispatch();
+    let [tokens, places] = routes.on_device_of(&x)?;
+    check_rows(&x, places.shape()[0])?;
+    let out = if rows == 0 || channels == 0 {
+        zeros_from::<Dispatch>(Shape::new([rows, channels]), x.dtype().into(), vec![x])
+    } else if backends::reaches(&x.device()) {
+        Dispatch::routed_rows_forward(x, tokens, places)
+    } else {
+        Dispatch::float_select(x, 0, tokens)
+    };
     Ok(Tensor::from_dispatch(out))
+}
+
+/// Checks tokens, of which there must be a number.
+fn check_rows<T: TensorMetadata>(x: &T, tokens: usize) -> Result<()> {
+    accumulator(x.dtype())?;
+    equal(["x", "the routes"], "tokens", x.shape()[0], tokens)
 }
 
 /// The sums of the rows of each token, each times its share.
@@ -126,39 +144,41 @@ pub fn routed_rows(x: Tensor<2>, routes: &Routes) -> Result<Tensor<2>> {
 /// Products and sum are in the type of the shares, and the sum is rounded once.
 ///
 /// # Memory
-/// On the CPU, the autodiff graph keeps rows and shares.
+/// The autodiff graph keeps rows and shares.
 ///
 /// # Errors
 /// [`Size`](crate::AttentionError::Size), [`Op`](crate::AttentionError::Op).
 pub fn routed_sum(rows: Tensor<2>, shares: Tensor<2>, routes: &Routes) -> Result<Tensor<2>> {
-    let wide = DType::from(accumulator(rows.dtype())?);
-    let [count, channels] = rows.dims();
-    let [tokens, per_token] = shares.dims();
-    let first = rows.clone().into_dispatch();
-    expect("shares", &shares.clone().into_dispatch(), wide, &first)?;
-    equal(["rows", "the routes"], "rows", count, routes.tokens.len())?;
-    equal(["shares", "the routes"], "tokens", tokens, routes.count())?;
-    let expected = routes.per_token;
+    let channels = rows.dims()[1];
+    let (rows, shares) = (rows.into_dispatch(), shares.into_dispatch());
+    let [tokens, places] = routes.on_device_of(&rows)?;
+    equal(
+        ["rows", "the routes"],
+        "rows",
+        rows.shape()[0],
+        tokens.shape()[0],
+    )?;
+    check_sum(&rows, &shares, &places)?;
+    let out = if rows.shape().contains(&0) {
+        let shape = Shape::new([shares.shape()[0], channels]);
+        zeros_from::<Dispatch>(shape, rows.dtype().into(), vec![rows, shares])
+    } else if backends::reaches(&rows.device()) {
+        Dispatch::routed_sum_forward(rows, shares, places)
+    } else {
+        composed::sum_forward::<Dispatch>(rows, shares, places)
+    };
+    Ok(Tensor::from_dispatch(out))
+}
+
+/// Checks the shares of rows, for tokens with these places.
+fn check_sum<T: TensorMetadata>(rows: &T, shares: &T, places: &impl TensorMetadata) -> Result<()> {
+    expect("shares", shares, accumulator(rows.dtype())?.into(), rows)?;
+    let ([tokens, per_token], [expected, of_each]) = (shares.shape().dims(), places.shape().dims());
+    equal(["shares", "the routes"], "tokens", tokens, expected)?;
     equal(
         ["shares", "the routes"],
         "rows of a token",
         per_token,
-        expected,
-    )?;
-    if rows.dims().contains(&0) {
-        return Ok(rows.reshape([tokens, channels]));
-    }
-    if !reaches(rows.device().as_dispatch()) {
-        let narrow = rows.dtype();
-        let rows = rows
-            .clone()
-            .select(0, indices(&routes.places, &rows.device()));
-        let rows = rows.reshape([tokens, per_token, channels]);
-        let shares = shares.reshape([tokens, per_token, 1]);
-        let sums = (rows.cast(wide) * shares).sum_dim(1).cast(narrow);
-        return Ok(sums.reshape([tokens, channels]));
-    }
-    let (rows, shares) = (rows.into_dispatch(), shares.into_dispatch());
-    let out = Dispatch::routed_sum_forward(rows, shares, routes.clone());
-    Ok(Tensor::from_dispatch(out))
+        of_each,
+    )
 }

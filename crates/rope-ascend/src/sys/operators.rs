@@ -435,6 +435,23 @@ macro_rules! for_each_fused_operator {
             nn fn rms_norm_grad = RmsNormGrad(
                 dy: In, x: In, rstd: In, gamma: In, dx: Out, dgamma: Out
             );
+            /// Sums of the rows of each token, each times its share, in f32 and rounded once;
+            /// `places` has the rows of one token after the other, and those beyond the rows add
+            /// nothing. Limits: Atlas A2; `places` in i32, at most 512 for a token; `padded` is
+            /// false and `restored` null.
+            transformer fn token_unpermute = MoeTokenUnpermute(
+                rows: In, places: In, shares: OptIn, padded: bool, restored: OptInts, out: Out
+            );
+            /// Gradients of the rows and of their shares. A row without a place is not written.
+            /// Limits: those of `token_unpermute`.
+            transformer fn token_unpermute_grad = MoeTokenUnpermuteGrad(
+                rows: In, gradient: In, places: In, shares: OptIn, padded: bool, restored: OptInts,
+                drows: Out, dshares: Out
+            );
+            /// Sums of the gradients of each token's rows. Limits: those of `token_unpermute`.
+            transformer fn token_permute_grad = MoeTokenPermuteGrad(
+                gradient: In, places: In, per_token: i64, padded: bool, out: Out
+            );
         }
     };
 }
