@@ -1,43 +1,63 @@
-"""Times a step of low-rank adapters beside Qwen2-VL-2B's shapes in PyTorch and PEFT on the CPU.
+"""Times steps of fine-tuning on the CPU beside PyTorch and PEFT, in turns.
 
-    python3 benches/torch_finetune.py make FOLDER   # a folder without weights, a picture and a record
-    target/release/mrope finetune FOLDER --random-weights --precision bf16 --data FOLDER/data.jsonl \\
-        --steps 2 --batch 1 --micro-tokens 1024 --out FOLDER/out      # the same step
-    python3 benches/torch_finetune.py run FOLDER    # seconds of two steps, and the process's peak
+    cargo build --release --features rayon
+    python3 benches/torch_finetune.py target/release/mrope [--hidden 512] [--tune adapters] [--dtype bf16] [--json]
+    python3 benches/torch_finetune.py target/release/mrope --hidden 1536-28 --dtype bf16 --tune adapters --rounds 1
 
-1,024 tokens, 990 of them of one picture of 840 x 924 pixels; random weights in bf16, adapters of rank 8 in f32 on all
-linear layers of the decoder, gradient checkpointing, AdamW.
+Qwen2-VL's shapes with random weights, a sample of about 1,000 tokens, 400 of them of a picture, gradient checkpointing,
+clipping and AdamW. "adapters" are of rank 8 in f32 on all linear layers of the decoder, "whole" is the decoder's weights
+with AdamW's state in f32. Rounds alternate: three steps of one program, then of the other, each in a process of its own
+with the cores that this one has. A row has the shortest step of all rounds but the first of each process, which also
+allocates: other programs on the machine only add to them. Below 1, `mrope` is faster.
 """
+import argparse
 import json
 import os
 import resource
 import shutil
+import subprocess
 import sys
+import tempfile
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 EXAMPLE = os.path.join(HERE, "../examples/shapes/model")
-GRID = [1, 60, 66]
-TOKENS = 1024
-CONFIG = {
-    "architectures": ["Qwen2VLForConditionalGeneration"], "model_type": "qwen2_vl", "dtype": "bfloat16",
-    "image_token_id": 382, "video_token_id": 383, "vision_start_token_id": 379, "vision_end_token_id": 380,
-    "tie_word_embeddings": True,
-    "text_config": {
-        "model_type": "qwen2_vl_text", "vocab_size": 151936, "hidden_size": 1536, "intermediate_size": 8960,
-        "num_hidden_layers": 28, "num_attention_heads": 12, "num_key_value_heads": 2, "hidden_act": "silu",
-        "max_position_embeddings": 32768, "rms_norm_eps": 1e-06, "use_sliding_window": False,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0, "mrope_section": [16, 24, 24]},
-    },
-    "vision_config": {
-        "model_type": "qwen2_vl", "depth": 32, "embed_dim": 1280, "hidden_size": 1536, "mlp_ratio": 4, "num_heads": 16,
-        "in_channels": 3, "patch_size": 14, "temporal_patch_size": 2, "spatial_merge_size": 2,
-        "hidden_act": "quick_gelu",
-    },
+PICTURE = 560  # pixels on a side
+STEPS = 3
+DTYPES = {"f32": "float32", "bf16": "bfloat16"}
+# hidden size, width of the feed-forward network, decoder layers, query heads, key heads, vocabulary, tower blocks, width
+SHAPES = {
+    "512": (512, 2048, 8, 8, 2, 8192, 2, 256),
+    "1536": (1536, 8960, 6, 12, 2, 32768, 2, 1280),
+    "1536-28": (1536, 8960, 28, 12, 2, 151936, 32, 1280),
 }
+TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
-def make(folder):
+def config(shape, dtype):
+    hidden, width, layers, heads, key_heads, vocabulary, blocks, tower = SHAPES[shape]
+    head = hidden // heads
+    sections = [head // 8, head * 3 // 16, head * 3 // 16]
+    return {
+        "architectures": ["Qwen2VLForConditionalGeneration"], "model_type": "qwen2_vl", "dtype": DTYPES[dtype],
+        "image_token_id": 382, "video_token_id": 383, "vision_start_token_id": 379, "vision_end_token_id": 380,
+        "tie_word_embeddings": True,
+        "text_config": {
+            "model_type": "qwen2_vl_text", "vocab_size": vocabulary, "hidden_size": hidden, "intermediate_size": width,
+            "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": key_heads,
+            "hidden_act": "silu", "max_position_embeddings": 32768, "rms_norm_eps": 1e-06, "use_sliding_window": False,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0, "mrope_section": sections},
+        },
+        "vision_config": {
+            "model_type": "qwen2_vl", "depth": blocks, "embed_dim": tower, "hidden_size": hidden, "mlp_ratio": 4,
+            "num_heads": tower // 80 if tower % 80 == 0 else tower // 64, "in_channels": 3, "patch_size": 14,
+            "temporal_patch_size": 2, "spatial_merge_size": 2, "hidden_act": "quick_gelu",
+        },
+    }
+
+
+def make(folder, shape, dtype):
+    """Writes a checkpoint folder without weights, and a record."""
     from PIL import Image
 
     os.makedirs(folder, exist_ok=True)
@@ -47,51 +67,122 @@ def make(folder):
     with open(path, encoding="utf-8") as file:
         pictures = json.load(file)
     pictures["max_pixels"] = 1 << 20
-    for name, content in [("preprocessor_config.json", pictures), ("config.json", CONFIG)]:
+    for name, content in [("preprocessor_config.json", pictures), ("config.json", config(shape, dtype))]:
         with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
             json.dump(content, file, indent=1)
-    size = (14 * GRID[2], 14 * GRID[1])
-    Image.linear_gradient("L").resize(size).convert("RGB").save(os.path.join(folder, "picture.png"))
-    record = {"messages": [{"role": "user", "content": "<image>What colour is the figure? Say it in a word"},
-                           {"role": "assistant", "content": "yellow"}], "images": ["picture.png"]}
+    Image.linear_gradient("L").resize((PICTURE, PICTURE)).convert("RGB").save(os.path.join(folder, "picture.png"))
+    question = "<image>" + "What colour is the figure? Say it in a word. " * 38
+    record = {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": "yellow"}],
+              "images": ["picture.png"]}
     with open(os.path.join(folder, "data.jsonl"), "w", encoding="utf-8") as file:
         file.write(json.dumps(record) + "\n")
 
 
-def run(folder):
+def ours(program, folder, tune, dtype):
+    """The seconds of each step, and the tokens."""
+    out = os.path.join(folder, "out")
+    shutil.rmtree(out, ignore_errors=True)
+    command = [program, "finetune", folder, "--random-weights", "--precision", dtype, "--data",
+               os.path.join(folder, "data.jsonl"), "--steps", str(STEPS), "--batch", "1", "--micro-tokens", "2048",
+               "--out", out, *(["--full"] if tune == "whole" else [])]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
+    with open(os.path.join(out, "log.jsonl"), encoding="utf-8") as file:
+        rows = [json.loads(line) for line in file]
+    rows = [row for row in rows if "tokens_per_second" in row]
+    return [row["tokens"] / row["tokens_per_second"] for row in rows], rows[0]["tokens"]
+
+
+def theirs(folder, tune, dtype, tokens):
+    """The seconds of each step of this file's `run` in a process of its own."""
+    command = [sys.executable, os.path.abspath(__file__), "run", folder, tune, dtype, str(tokens)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(done.stdout + done.stderr)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def run(folder, tune, dtype, tokens):
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoConfig, Qwen2VLForConditionalGeneration
 
-    torch.set_default_dtype(torch.bfloat16)
-    model = Qwen2VLForConditionalGeneration._from_config(AutoConfig.from_pretrained(folder))
-    targets = r".*language_model\.layers\..*_proj"
-    model = get_peft_model(model, LoraConfig(r=8, lora_alpha=16, target_modules=targets))
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.data = parameter.data.float()
-    model.enable_input_require_grads()
+    torch.set_default_dtype(getattr(torch, DTYPES[dtype]))
+    settings = AutoConfig.from_pretrained(folder)
+    model = Qwen2VLForConditionalGeneration._from_config(settings, attn_implementation="sdpa")
+    if tune == "adapters":
+        targets = r".*language_model\.layers\..*_proj"
+        model = get_peft_model(model, LoraConfig(r=8, lora_alpha=16, target_modules=targets))
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.float()
+        model.enable_input_require_grads()
+    else:
+        model.model.visual.requires_grad_(False)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    # As master weights: AdamW's arithmetic is in f32 on both sides.
+    masters = [parameter.detach().float() for parameter in trained]
     model.gradient_checkpointing_enable()
     model.train()
-    patches = torch.randn(GRID[1] * GRID[2], 3 * 2 * 14 * 14)
-    picture = [CONFIG["image_token_id"]] * (GRID[1] * GRID[2] // 4)
-    start, end = CONFIG["vision_start_token_id"], CONFIG["vision_end_token_id"]
-    text = torch.randint(1, 300, (TOKENS - len(picture) - 2,)).tolist()
+    side = PICTURE // 14
+    patches = torch.randn(side * side, 3 * 2 * 14 * 14)
+    picture = [settings.image_token_id] * (side * side // 4)
+    start, end = settings.vision_start_token_id, settings.vision_end_token_id
+    text = torch.randint(1, 300, (tokens - len(picture) - 2,)).tolist()
     ids = torch.tensor([[start, *picture, end, *text]])
     labels = ids.clone()
     labels[:, :-3] = -100
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
-    kinds = (ids == CONFIG["image_token_id"]).int()
-    for step in range(2):
+    optimizer = torch.optim.AdamW(masters, lr=1e-4)
+    kinds = (ids == settings.image_token_id).int()
+    seconds = []
+    for _ in range(STEPS):
         begun = time.perf_counter()
         loss = model(input_ids=ids, attention_mask=torch.ones_like(ids), pixel_values=patches, mm_token_type_ids=kinds,
-                     image_grid_thw=torch.tensor([GRID]), labels=labels).loss
+                     image_grid_thw=torch.tensor([[1, side, side]]), labels=labels).loss
         loss.backward()
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        for master, parameter in zip(masters, trained):
+            master.grad = parameter.grad.float()
         optimizer.step()
-        optimizer.zero_grad()
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
-        print(f"step {step + 1}: {time.perf_counter() - begun:.1f} s, loss {loss.item():.3f}, peak {peak:.2f} GiB")
+        with torch.no_grad():
+            for master, parameter in zip(masters, trained):
+                parameter.copy_(master)
+        model.zero_grad()
+        seconds.append(time.perf_counter() - begun)
+    print(json.dumps({"seconds": seconds, "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2}))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("program")
+    parser.add_argument("--hidden", nargs="+", default=["512", "1536"], choices=SHAPES)
+    parser.add_argument("--tune", nargs="+", default=["adapters", "whole"], choices=["adapters", "whole"])
+    parser.add_argument("--dtype", nargs="+", default=list(DTYPES), choices=DTYPES)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    if not arguments.json:
+        print("| shape | trained | type | tokens | mrope | PyTorch | ratio |\n|---|---|---|---|---|---|---|")
+    for shape in arguments.hidden:
+        for tune in arguments.tune:
+            for dtype in arguments.dtype:
+                with tempfile.TemporaryDirectory() as folder:
+                    make(folder, shape, dtype)
+                    found = [[], []]
+                    for _ in range(arguments.rounds):
+                        seconds, tokens = ours(os.path.abspath(arguments.program), folder, tune, dtype)
+                        found[0] += seconds[1:]
+                        found[1] += theirs(folder, tune, dtype, tokens)["seconds"][1:]
+                    mrope, torch = min(found[0]), min(found[1])
+                row = {"shape": shape, "trained": tune, "dtype": dtype, "tokens": tokens, "mrope_s": round(mrope, 3),
+                       "torch_s": round(torch, 3), "ratio": round(mrope / torch, 3)}
+                line = f"| {shape} | {tune} | {dtype} | {tokens} | {mrope:.2f} s | {torch:.2f} s | {mrope / torch:.2f} |"
+                print(json.dumps(row) if arguments.json else line, flush=True)
 
 
 if __name__ == "__main__":
-    {"make": make, "run": run}[sys.argv[1]](sys.argv[2])
+    if sys.argv[1:2] == ["run"]:
+        run(*sys.argv[2:5], int(sys.argv[5]))
+    else:
+        main()
