@@ -101,8 +101,8 @@ fn indices<const D: usize>(values: Vec<i32>, shape: [usize; D], device: &Device)
 /// use burn::tensor::{Device, Tensor};
 /// use burn_attention::{Routes, routed_rows, routed_sum};
 ///
-/// // The first token passes both experts, the second twice the first.
 /// let device = Device::flex();
+/// // The first token passes both experts, the second twice the first.
 /// let routes = Routes::new(&[0, 1, 1, 0], &[0, 3, 1, 2], 2, &device);
 /// let x = Tensor::<2>::from_floats([[1.0], [2.0]], &device);
 /// let rows = routed_rows(x, &routes)?;

@@ -140,14 +140,15 @@ fn write_questions(path: &Path, (count, seed): (usize, u64), has_pictures: bool)
 }
 
 #[test]
-#[ignore = "hours: a part of `cargo xtask deep training`"]
+#[ignore = "two hours: a part of `cargo xtask deep training`"]
 fn a_hundred_thousand_tokens_have_the_same_log_probabilities_in_each_way() {
-    /// Each has an answer of up to 64 tokens.
-    const QUESTIONS: usize = 2300;
+    /// Each has an answer of up to 64 tokens. More at a time take more memory, and longer each.
+    const QUESTIONS: usize = 600;
     let ways = [
-        ("f32", "cpu", 1, 100_000),
-        ("f32", "cpu", 8, 100_000),
-        ("bf16", "cpu", 2, 100_000),
+        ("f32", "cpu", 1, 25_000),
+        ("bf16", "cpu", 8, 25_000),
+        ("f32", "cpu", 8, 25_000),
+        ("bf16", "cpu", 1, 25_000),
         ("f32", NPU, 2, 2000),
         ("bf16", NPU, 2, 2000),
     ];
