@@ -163,7 +163,8 @@ struct Routes {
     experts: Vec<usize>,
     /// The tokens of each expert without padding, in the order of experts.
     tokens: Vec<usize>,
-    /// For each token and each of its experts, the row in that order; for padding, one beyond.
+    /// For each token and each of its experts, the row in that order; for padding, an index beyond
+    /// them.
     rows: Vec<usize>,
     /// The number of tokens of each expert.
     counts: Vec<usize>,

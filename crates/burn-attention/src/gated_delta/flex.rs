@@ -73,7 +73,8 @@ struct Inputs<'a, E: Number> {
     keeps_states: bool,
 }
 
-/// What tasks write, each its columns: outputs of the heads of all tokens, and rows of states.
+/// The results, of which each task writes columns: outputs of the heads of all tokens, and rows of
+/// states.
 struct Outputs<'a, E: Number> {
     out: Target<'a, E>,
     states: Target<'a, E::Wide>,

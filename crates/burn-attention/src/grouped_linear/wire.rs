@@ -81,22 +81,7 @@ mod server {
 
     use super::*;
     use crate::error::equal;
-
-    fn expect_rank<T: TensorMetadata>(
-        what: &'static str,
-        x: &T,
-        rank: usize,
-    ) -> Result<(), OpError> {
-        let shape = x.shape();
-        if shape.num_dims() == rank && !shape.contains(&0) {
-            return Ok(());
-        }
-        Err(OpError::Wire {
-            what,
-            expected: format!("{rank} dimensions with elements"),
-            found: format!("a tensor of shape {:?}", &shape[..]),
-        })
-    }
+    use crate::remote::expect_rank;
 
     /// Lets a server compute the layers by its backend.
     pub(crate) fn register<B: BackendIr + GroupedLinearOps>(operations: &mut CustomOpRegistry<B>) {

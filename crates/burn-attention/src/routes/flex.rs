@@ -29,8 +29,8 @@ impl RoutesOps for Flex {
         gradient: FloatTensor<Self>,
         places: IntTensor<Self>,
     ) -> FloatTensor<Self> {
-        let gradient = gradient.to_contiguous();
-        for_dtype!(gradient.dtype(), E => sum::<E>(&gradient, None, &Places::new(places)))
+        let [gradient, places] = [gradient, places].map(|x| x.to_contiguous());
+        for_dtype!(gradient.dtype(), E => sum::<E>(&gradient, None, &Places::new(&places)))
     }
 
     fn routed_sum_forward(
@@ -38,8 +38,8 @@ impl RoutesOps for Flex {
         shares: FloatTensor<Self>,
         places: IntTensor<Self>,
     ) -> FloatTensor<Self> {
-        let [rows, shares] = [rows, shares].map(|x| x.to_contiguous());
-        for_dtype!(rows.dtype(), E => sum::<E>(&rows, Some(&shares), &Places::new(places)))
+        let [rows, shares, places] = [rows, shares, places].map(|x| x.to_contiguous());
+        for_dtype!(rows.dtype(), E => sum::<E>(&rows, Some(&shares), &Places::new(&places)))
     }
 
     fn routed_sum_backward(
@@ -48,9 +48,10 @@ impl RoutesOps for Flex {
         gradient: FloatTensor<Self>,
         places: IntTensor<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let [rows, shares, gradient] = [rows, shares, gradient].map(|x| x.to_contiguous());
+        let [rows, shares, gradient, places] =
+            [rows, shares, gradient, places].map(|x| x.to_contiguous());
         let tensors = [&rows, &shares, &gradient];
-        for_dtype!(rows.dtype(), E => sum_backward::<E>(tensors, &Places::new(places)))
+        for_dtype!(rows.dtype(), E => sum_backward::<E>(tensors, &Places::new(&places)))
     }
 }
 
@@ -66,17 +67,17 @@ fn sizes(x: &FlexTensor) -> [usize; 2] {
 }
 
 /// The rows of each token.
-struct Places {
-    all: FlexTensor,
+struct Places<'a> {
+    all: &'a [i32],
     tokens: usize,
     per_token: usize,
 }
 
-impl Places {
-    fn new(places: FlexTensor) -> Self {
-        let [tokens, per_token] = sizes(&places);
+impl<'a> Places<'a> {
+    fn new(places: &'a FlexTensor) -> Self {
+        let [tokens, per_token] = sizes(places);
         Self {
-            all: places.to_contiguous(),
+            all: elements(places),
             tokens,
             per_token,
         }
@@ -85,7 +86,7 @@ impl Places {
     /// The places of a token, and their rows, of a number of rows.
     fn of(&self, token: usize, rows: usize) -> impl Iterator<Item = (usize, usize)> {
         let first = token * self.per_token;
-        let places = &elements::<i32>(&self.all)[first..first + self.per_token];
+        let places = &self.all[first..first + self.per_token];
         let rows = places
             .iter()
             .map(move |row| Some(*row as usize).filter(|row| *row < rows));
@@ -130,7 +131,11 @@ fn rows<E: Number>(x: &FlexTensor, tokens: &[i32]) -> FlexTensor {
 }
 
 /// The sums of the rows of tokens, each times its share if there are shares.
-fn sum<E: Number>(rows: &FlexTensor, shares: Option<&FlexTensor>, places: &Places) -> FlexTensor {
+fn sum<E: Number>(
+    rows: &FlexTensor,
+    shares: Option<&FlexTensor>,
+    places: &Places<'_>,
+) -> FlexTensor {
     let (of_rows, [count, columns]) = (elements::<E>(rows), sizes(rows));
     let shares = shares.map(elements::<E::Wide>);
     by_row::<E>(
@@ -179,7 +184,7 @@ fn dot<E: Number>(a: &[E], b: &[E]) -> E::Wide {
 
 fn sum_backward<E: Number>(
     [rows, shares, gradient]: [&FlexTensor; 3],
-    places: &Places,
+    places: &Places<'_>,
 ) -> (FlexTensor, FlexTensor) {
     let (of_rows, of_sums) = (elements::<E>(rows), elements::<E>(gradient));
     let (of_shares, [count, columns]) = (elements::<E::Wide>(shares), sizes(rows));

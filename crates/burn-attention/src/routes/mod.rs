@@ -182,3 +182,19 @@ fn check_sum<T: TensorMetadata>(rows: &T, shares: &T, places: &impl TensorMetada
         of_each,
     )
 }
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use super::*;
+
+    /// As the vendor of NPUs documents it: no index repeats, and all are below the places' number.
+    #[test]
+    fn each_place_has_an_index_of_its_own() {
+        let beyond = [7, 1, usize::MAX, 0, 7, 2];
+        let routes = Routes::new(&[1, 0, 2], &beyond, 2, &Device::flex());
+        let mut indices: Vec<i32> = routes.places.into_data().iter().collect();
+        assert_eq!([indices[1], indices[3], indices[5]], [1, 0, 2]);
+        indices.sort_unstable();
+        assert_eq!(indices, [0, 1, 2, 3, 4, 5]);
+    }
+}

@@ -14,8 +14,8 @@ operation! {
     /// - x and sums: `[tokens, channels]`; rows: `[rows, channels]`
     /// - shares: `[tokens, per_token]`, in the type of the sums' computation
     /// - tokens: `[rows]`, the token of each row, in i32
-    /// - places: `[tokens, per_token]`, the rows of each token, in i32; each row has one place, and
-    ///   places beyond the rows have none
+    /// - places: `[tokens, per_token]`, the index of the row at each place of a token, in i32; each
+    ///   row is at one place, and an index beyond the rows is no row
     ///
     /// No dimension is 0.
     pub trait RoutesOps {

@@ -70,25 +70,13 @@ impl RoutesOps for Remote {
 #[cfg(feature = "remote-server")]
 mod server {
     use burn::backend::ir::BackendIr;
-    use burn_fused::{OpError, expect_shape, handle_with_indices};
+    use burn_fused::{accumulator, expect_shape, handle_with_indices};
     use burn_remote::server::CustomOpRegistry;
 
     use super::*;
     use crate::error::Result;
-    use crate::routes::{check_rows, check_sum};
-
-    fn expect_rank<T: TensorMetadata>(what: &'static str, x: &T, rank: usize) -> Result<()> {
-        let shape = x.shape();
-        if shape.num_dims() == rank && !shape.contains(&0) {
-            return Ok(());
-        }
-        Err(OpError::Wire {
-            what,
-            expected: format!("{rank} dimensions with elements"),
-            found: format!("a tensor of shape {:?}", &shape[..]),
-        }
-        .into())
-    }
+    use crate::remote::expect_rank;
+    use crate::routes::check_sum;
 
     /// Lets a server compute the operations by its backend.
     pub(crate) fn register<B: BackendIr + RoutesOps>(operations: &mut CustomOpRegistry<B>) {
@@ -98,7 +86,8 @@ mod server {
             |_: &Plain, [x]: &[_; 1], tokens| {
                 expect_rank("x", x, 2)?;
                 expect_rank("the tokens", tokens, 1)?;
-                check_rows(x, x.shape()[0])
+                accumulator(x.dtype())?;
+                Ok(())
             },
             |_, [x], tokens| [B::float_select(x, 0, tokens)],
         );
@@ -108,7 +97,8 @@ mod server {
             |_: &Plain, [gradient]: &[_; 1], places| {
                 expect_rank("the gradient", gradient, 2)?;
                 expect_rank("the places", places, 2)?;
-                check_rows(gradient, gradient.shape()[0])
+                accumulator(gradient.dtype())?;
+                Ok(())
             },
             |_, [gradient], places| [B::routed_rows_backward(gradient, places)],
         );

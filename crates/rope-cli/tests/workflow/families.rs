@@ -142,7 +142,7 @@ fn write_questions(path: &Path, (count, seed): (usize, u64), has_pictures: bool)
 #[test]
 #[ignore = "two hours: a part of `cargo xtask deep training`"]
 fn a_hundred_thousand_tokens_have_the_same_log_probabilities_in_each_way() {
-    /// Each has an answer of up to 64 tokens. More at a time take more memory, and longer each.
+    /// Each has an answer of up to 64 tokens. In larger batches, each takes longer.
     const QUESTIONS: usize = 600;
     let ways = [
         ("f32", "cpu", 1, 25_000),
