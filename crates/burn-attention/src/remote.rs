@@ -1,9 +1,7 @@
 //! Served devices, through burn-remote: an operation is sent as one custom operation and runs on
 //! the server's backend; the tensors stay on their device.
 
-use burn::backend::TensorMetadata;
 use burn::backend::ir::BackendIr;
-use burn_fused::OpError;
 use burn_remote::server::CustomOpRegistry;
 
 use crate::adamw::{self, AdamWOps};
@@ -55,21 +53,4 @@ pub fn register<B: ServedOps>(operations: &mut CustomOpRegistry<B>) {
     rms_norm::wire::register(operations);
     routes::wire::register(operations);
     swiglu::wire::register(operations);
-}
-
-/// Checks the dimensions of a tensor from a client, none of which may be 0.
-pub(crate) fn expect_rank<T: TensorMetadata>(
-    what: &'static str,
-    x: &T,
-    rank: usize,
-) -> Result<(), OpError> {
-    let shape = x.shape();
-    if shape.num_dims() == rank && !shape.contains(&0) {
-        return Ok(());
-    }
-    Err(OpError::Wire {
-        what,
-        expected: format!("{rank} dimensions with elements"),
-        found: format!("a tensor of shape {:?}", &shape[..]),
-    })
 }

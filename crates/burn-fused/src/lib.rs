@@ -21,7 +21,9 @@ pub use error::{OpError, or_panic};
 pub use flex::zeros;
 pub use node::{Gradients, node, parts};
 #[cfg(feature = "remote")]
-pub use wire::{NoNumbers, Reader, WireOp, Writer, decode, encode, expect_shape, like, send};
+pub use wire::{
+    NoNumbers, Reader, WireOp, Writer, decode, encode, expect_rank, expect_shape, like, send,
+};
 #[cfg(feature = "remote-server")]
 pub use wire::{Operands, handle, handle_with_indices};
 

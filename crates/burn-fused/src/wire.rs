@@ -207,6 +207,26 @@ pub fn expect_shape<T: TensorMetadata>(
     })
 }
 
+/// Checks the dimensions of a tensor from a client, none of which may be 0.
+///
+/// # Errors
+/// [`OpError::Wire`].
+pub fn expect_rank<T: TensorMetadata>(
+    what: &'static str,
+    x: &T,
+    rank: usize,
+) -> Result<(), OpError> {
+    let shape = x.shape();
+    if shape.num_dims() == rank && !shape.contains(&0) {
+        return Ok(());
+    }
+    Err(OpError::Wire {
+        what,
+        expected: format!("{rank} dimensions with elements"),
+        found: format!("a tensor of shape {:?}", &shape[..]),
+    })
+}
+
 /// Describes an output with the shape and type of a tensor.
 pub fn like<T: TensorMetadata>(tensor: &T) -> (Shape, DType) {
     (tensor.shape(), tensor.dtype())

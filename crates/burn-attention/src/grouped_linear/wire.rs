@@ -76,12 +76,11 @@ impl GroupedLinearOps for Remote {
 #[cfg(feature = "remote-server")]
 mod server {
     use burn::backend::ir::BackendIr;
-    use burn_fused::{expect_shape, handle};
+    use burn_fused::{expect_rank, expect_shape, handle};
     use burn_remote::server::CustomOpRegistry;
 
     use super::*;
     use crate::error::equal;
-    use crate::remote::expect_rank;
 
     /// Lets a server compute the layers by its backend.
     pub(crate) fn register<B: BackendIr + GroupedLinearOps>(operations: &mut CustomOpRegistry<B>) {

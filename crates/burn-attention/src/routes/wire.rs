@@ -70,12 +70,11 @@ impl RoutesOps for Remote {
 #[cfg(feature = "remote-server")]
 mod server {
     use burn::backend::ir::BackendIr;
-    use burn_fused::{accumulator, expect_shape, handle_with_indices};
+    use burn_fused::{accumulator, expect_rank, expect_shape, handle_with_indices};
     use burn_remote::server::CustomOpRegistry;
 
     use super::*;
     use crate::error::Result;
-    use crate::remote::expect_rank;
     use crate::routes::check_sum;
 
     /// Lets a server compute the operations by its backend.
