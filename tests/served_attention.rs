@@ -113,11 +113,12 @@ fn a_served_norm_has_the_bits_of_the_servers_operations() {
     let server = Server::start::<Flex>([FlexDevice], operations()).expect("it starts");
     let served = server.connect(0).expect("it answers").autodiff();
     let local = Device::flex().autodiff();
-    for dtype in [DType::F32, DType::BF16] {
+    let (wide, narrow) = (DType::F32, DType::BF16);
+    for [dtype, of_weight] in [[wide; 2], [narrow; 2], [narrow, wide]] {
         let found = [&served, &local].map(|device| {
             let x = values(1, SIZES, (device, dtype));
             let weight = Tensor::<1>::from_data([0.5, -1.0, 2.0, 1.5, 0.1, 0.2, 0.3, 0.4], device);
-            let weight = weight.cast(dtype).require_grad();
+            let weight = weight.cast(of_weight).require_grad();
             let y = rms_norm(x.clone(), weight.clone(), 1e-5).expect("it fits");
             let dy = values(2, SIZES, (device, dtype)).detach();
             let gradients = (y.clone() * dy).sum().backward();

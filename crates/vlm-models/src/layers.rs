@@ -221,17 +221,16 @@ impl RmsNorm {
     }
 
     pub(crate) fn forward<const D: usize>(&self, x: Tensor<D>) -> Result<Tensor<D>> {
-        let (weight, dtype) = (self.weight.val(), x.dtype());
-        if !self.unit_offset {
-            return Ok(burn_attention::rms_norm(x, weight, self.epsilon)?);
+        let mut weight = self.weight.val();
+        if self.unit_offset {
+            // 1 + weight is too imprecise in 16 bits.
+            let wide = match x.dtype() {
+                DType::F64 => DType::F64,
+                _ => DType::F32,
+            };
+            weight = weight.cast(wide) + 1.0;
         }
-        // 1 + weight is too imprecise in 16 bits.
-        let wide = match dtype {
-            DType::F64 => DType::F64,
-            _ => DType::F32,
-        };
-        let (x, weight) = (x.cast(wide), weight.cast(wide) + 1.0);
-        Ok(burn_attention::rms_norm(x, weight, self.epsilon)?.cast(dtype))
+        Ok(burn_attention::rms_norm(x, weight, self.epsilon)?)
     }
 }
 

@@ -55,7 +55,12 @@ pub fn layer_norm<const D: usize>(
         weight.into_dispatch(),
         bias.into_dispatch(),
     );
-    check(&x, &[("weight", &weight), ("bias", &bias)], epsilon)?;
+    check(
+        &x,
+        &[("weight", &weight), ("bias", &bias)],
+        x.dtype(),
+        epsilon,
+    )?;
     let out = if x.shape().num_elements() == 0 {
         let (shape, dtype) = (x.shape(), x.dtype().into());
         zeros_from::<Dispatch>(shape, dtype, vec![x, weight, bias])

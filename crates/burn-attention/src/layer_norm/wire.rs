@@ -56,7 +56,12 @@ mod server {
             operations,
             FORWARD,
             |op: &Forward, [x, weight, bias]: &[_; 3]| {
-                check_inputs(x, &[("weight", weight), ("bias", bias)], op.epsilon)
+                check_inputs(
+                    x,
+                    &[("weight", weight), ("bias", bias)],
+                    x.dtype(),
+                    op.epsilon,
+                )
             },
             |op, [x, weight, bias]| {
                 <[_; 3]>::from(B::layer_norm_forward(x, weight, bias, op.epsilon))
@@ -66,7 +71,7 @@ mod server {
             operations,
             BACKWARD,
             |_: &Backward, [x, weight, mean, rstd, gradient]: &[_; 5]| {
-                check_inputs(x, &[("weight", weight)], 0.0)?;
+                check_inputs(x, &[("weight", weight)], x.dtype(), 0.0)?;
                 let (of_rows, of_x) = (rows(x), like(x));
                 for (name, tensor, (shape, dtype)) in [
                     ("mean", mean, &of_rows),

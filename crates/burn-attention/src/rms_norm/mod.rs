@@ -7,7 +7,7 @@ mod op;
 pub(crate) mod wire;
 
 use burn::backend::{Dispatch, TensorMetadata};
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use burn_fused::primitive::zeros_from;
 use burn_fused::{accumulator, expect, least, rounded};
 
@@ -19,7 +19,7 @@ pub use op::RmsNormOps;
 /// Computes x / sqrt(mean(x^2) + epsilon) * weight, over the last dimension.
 ///
 /// # Shapes
-/// - x, out: `[.., channels]`; weight: `[channels]`, in the type of x
+/// - x, out: `[.., channels]`; weight: `[channels]`, in the type of x, or in f32 beside 16-bit x
 ///
 /// # Numerics
 /// 16-bit tensors are computed in f32 and each result is rounded once; f64 is computed in f64.
@@ -53,7 +53,12 @@ pub fn rms_norm<const D: usize>(
     epsilon: f64,
 ) -> Result<Tensor<D>> {
     let (x, weight) = (x.into_dispatch(), weight.into_dispatch());
-    check(&x, &[("weight", &weight)], epsilon)?;
+    check(
+        &x,
+        &[("weight", &weight)],
+        weight_type(&x, &weight),
+        epsilon,
+    )?;
     if x.shape().num_elements() == 0 {
         let (shape, dtype) = (x.shape(), x.dtype().into());
         let zeros = zeros_from::<Dispatch>(shape, dtype, vec![x, weight]);
@@ -67,16 +72,25 @@ pub fn rms_norm<const D: usize>(
     Ok(Tensor::from_dispatch(out))
 }
 
+/// The type that a weight must have: that of x, or the one that x is computed in.
+fn weight_type<T: TensorMetadata>(x: &T, weight: &T) -> DType {
+    match accumulator(x.dtype()).map(DType::from) {
+        Ok(wide) if weight.dtype() == wide => wide,
+        _ => x.dtype(),
+    }
+}
+
 /// Checks the inputs of a norm; the weights, by name, have a number for each channel.
 pub(crate) fn check<T: TensorMetadata>(
     x: &T,
     weights: &[(&'static str, &T)],
+    of_weights: DType,
     epsilon: f64,
 ) -> Result<()> {
     let wide = accumulator(x.dtype())?;
     let channels = x.shape().last().copied().unwrap_or(1);
     for (name, weight) in weights {
-        expect(name, *weight, x.dtype(), x)?;
+        expect(name, *weight, of_weights, x)?;
         let [weight_channels] = weight.shape().dims();
         equal(["x", name], "channels", channels, weight_channels)?;
     }

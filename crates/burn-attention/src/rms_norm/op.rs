@@ -12,7 +12,7 @@ operation! {
     /// backward.
     ///
     /// # Shapes
-    /// - x, out, gradient: `[.., channels]`; weight: `[channels]`, in the type of x
+    /// - x, out, gradient: `[.., channels]`; weight: `[channels]`, in the type of x or of rstd
     /// - rstd: `[.., 1]`, f32, or f64 for f64 tensors
     pub trait RmsNormOps {
         /// Computes the output, and rstd = 1 / sqrt(mean(x^2) + epsilon) of each row.

@@ -76,21 +76,23 @@ mod server {
     use burn_remote::server::CustomOpRegistry;
 
     use super::*;
-    use crate::rms_norm::check;
+    use crate::rms_norm::{check, weight_type};
 
     /// Lets a server normalise by its backend.
     pub(crate) fn register<B: BackendIr + RmsNormOps>(operations: &mut CustomOpRegistry<B>) {
         handle(
             operations,
             FORWARD,
-            |op: &Forward, [x, weight]: &[_; 2]| check_inputs(x, &[("weight", weight)], op.epsilon),
+            |op: &Forward, [x, weight]: &[_; 2]| {
+                check_inputs(x, &[("weight", weight)], weight_type(x, weight), op.epsilon)
+            },
             |op, [x, weight]| <[_; 2]>::from(B::rms_norm_forward(x, weight, op.epsilon)),
         );
         handle(
             operations,
             BACKWARD,
             |_: &Backward, [x, weight, rstd, gradient]: &[_; 4]| {
-                check_inputs(x, &[("weight", weight)], 0.0)?;
+                check_inputs(x, &[("weight", weight)], weight_type(x, weight), 0.0)?;
                 let (shape, wide) = rows(x);
                 expect_shape("rstd", rstd, (&shape[..], wide), x)?;
                 let (shape, dtype) = like(x);
@@ -110,13 +112,14 @@ mod server {
     pub(crate) fn check_inputs<T: TensorMetadata>(
         x: &T,
         weights: &[(&'static str, &T)],
+        of_weights: DType,
         epsilon: f64,
     ) -> Result<()> {
         let channels = x.shape().last().copied().unwrap_or(1);
         for (name, weight) in weights {
-            expect_shape(name, *weight, (&[channels], x.dtype()), x)?;
+            expect_shape(name, *weight, (&[channels], of_weights), x)?;
         }
-        check(x, weights, epsilon)
+        check(x, weights, of_weights, epsilon)
     }
 }
 

@@ -420,26 +420,18 @@ pub(super) fn swiglu_halves(run: &Run, both: Var) -> Var {
 pub(super) struct RmsNorm {
     pub(super) channels: usize,
     pub(super) is_trained: bool,
-    /// True if it is computed outside the operation in f32, and multiplies by 1 + weight.
+    /// True if it multiplies by 1 + weight, in f32.
     pub(super) unit_offset: bool,
 }
 
 impl RmsNorm {
     pub(super) fn forward(&self, run: &Run, x: Var) -> Var {
-        let narrow = x.value.width;
-        if self.unit_offset {
-            let x = cast(run, x, run.types.wide);
-            let weight = run.weight(self.channels, run.types.narrow, self.is_trained);
-            let weight = cast(run, weight, run.types.wide);
-            let y = self.op(run, x, scaled(run, weight));
-            return cast(run, y, narrow);
-        }
-        let weight = run.weight(self.channels, narrow, self.is_trained);
-        self.op(run, x, weight)
-    }
-
-    fn op(&self, run: &Run, x: Var, weight: Var) -> Var {
         let (channels, wide, narrow) = (self.channels, run.types.wide, x.value.width);
+        let mut weight = run.weight(channels, narrow, self.is_trained);
+        if self.unit_offset {
+            weight = scaled(run, cast(run, weight, wide));
+        }
+        let of_weight = weight.value.width;
         let rows = x.value.elems / channels;
         let parents = [x.node, weight.node];
         let kept = x.value;
@@ -459,7 +451,7 @@ impl RmsNorm {
             let dx = gradient.map().zip(normalised);
             drop(rstd);
             onward.give(0, dx.cast(narrow));
-            onward.give(1, run.tensor(channels, narrow));
+            onward.give(1, run.tensor(channels, of_weight));
         })
     }
 }
