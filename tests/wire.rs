@@ -75,6 +75,9 @@ fn calls() -> Vec<Call> {
     let indices = |shape: &[usize]| (shape.to_vec(), DType::I32);
     let (of_rows, places, shares) = (indices(&[6]), indices(&[5, 3]), f32(&[5, 3]));
     let routed = narrow(&[6, 8]);
+    let (samples, taps) = (narrow(&[2, 5, 8]), narrow(&[8, 4]));
+    // Version; one sequence after the first, from token 2.
+    let sequences = ints(&[1, 1, 2]);
     vec![
         call("rope.rotary_pair", &[&x, &k, &angles], &[&x, &k], &rotary),
         call("rope.rotary_single", &[&x, &angles], &[&x], &rotary),
@@ -195,6 +198,18 @@ fn calls() -> Vec<Call> {
             &[&routed, &shares, &tokens, &places],
             &[&routed, &shares],
             &ints(&[1]),
+        ),
+        call(
+            "short_convolution.forward",
+            &[&samples, &taps],
+            &[&samples],
+            &sequences,
+        ),
+        call(
+            "short_convolution.backward",
+            &[&samples, &taps, &samples],
+            &[&samples, &taps],
+            &sequences,
         ),
         call(
             "swiglu.forward",

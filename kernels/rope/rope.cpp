@@ -1,7 +1,8 @@
 // Entry points: one for each element type and pairing, of the rotation, the gradient of the angles,
 // and the norm with the rotation and its backward; one for each element type of the low-rank term,
-// the gate of a feed-forward network, its backward, and the AdamW update with rounded values; one of
-// the sums of squares; and for each 16-bit type one with a cube core.
+// the gate of a feed-forward network, the short convolution, the backward of both, and the AdamW
+// update with rounded values; one of the sums of squares; and for each 16-bit type one with a cube
+// core.
 //
 // All take device addresses and the tiling by value. An absent tensor (no k) is a null address with
 // no heads.
@@ -15,6 +16,7 @@
 #include "rope_low_rank.h"
 #include "rope_norm.h"
 #include "rope_rotate.h"
+#include "rope_short_convolution.h"
 #include "rope_swiglu.h"
 #include "rope_update.h"
 
@@ -100,6 +102,20 @@
     ROPE_SWIGLU_ENTRY(rope_swiglu_##name, type, false) \
     ROPE_SWIGLU_ENTRY(rope_swiglu_grad_##name, type, true)
 
+// The gradients of y and the sums for the gradient of the weight are of the backward alone.
+#define ROPE_SHORT_CONVOLUTION_ENTRY(name, type, backward)                             \
+    extern "C" ROPE_VECTOR __global__ __aicore__ void name(                            \
+        GM_ADDR x, GM_ADDR weight, GM_ADDR starts, GM_ADDR dy, GM_ADDR out,            \
+        GM_ADDR weight_sums, rope::ShortConvolutionTiling tiling) {                    \
+        KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);                                \
+        AscendC::TPipe pipe;                                                           \
+        rope::ShortConvolution<type, backward> kernel(pipe, tiling);                   \
+        kernel.Run(x, weight, starts, dy, out, weight_sums);                           \
+    }
+#define ROPE_SHORT_CONVOLUTION(name, type)                                   \
+    ROPE_SHORT_CONVOLUTION_ENTRY(rope_short_convolution_##name, type, false) \
+    ROPE_SHORT_CONVOLUTION_ENTRY(rope_short_convolution_grad_##name, type, true)
+
 #define ROPE_ADAMW(name, type)                                                         \
     extern "C" ROPE_VECTOR __global__ __aicore__ void rope_adamw_##name(               \
         GM_ADDR value, GM_ADDR gradient, GM_ADDR first, GM_ADDR second,                \
@@ -120,6 +136,7 @@ extern "C" ROPE_VECTOR __global__ __aicore__ void rope_square_sums_f32(GM_ADDR x
 
 #define ROPE_OF_TYPE(name, type)                          \
     ROPE_SWIGLU(name, type)                               \
+    ROPE_SHORT_CONVOLUTION(name, type)                    \
     ROPE_ADAMW(name, type)                                \
     ROPE_LOW_RANK(name, type)                             \
     ROPE_ROTATE(split_##name, type, kSplit)               \

@@ -49,6 +49,7 @@ __aicore__ inline uint32_t RoundUp(uint32_t value, uint32_t unit) {
     return (value + unit - 1) / unit * unit;
 }
 __aicore__ inline uint32_t Min(uint32_t a, uint32_t b) { return a < b ? a : b; }
+__aicore__ inline uint64_t MinOf(uint64_t a, uint64_t b) { return a < b ? a : b; }
 __aicore__ inline uint32_t Max(uint32_t a, uint32_t b) { return a < b ? b : a; }
 
 // Orders dependent vector instructions. dav-3510 does so itself.
@@ -69,6 +70,33 @@ __aicore__ inline DataCopyExtParams OneRun(uint32_t count) {
     copy.blockCount = 1;
     copy.blockLen = count * static_cast<uint32_t>(sizeof(T));
     return copy;
+}
+
+// Moves `count` rows of `length` elements between global memory, `gm_pitch` elements apart, and
+// the unified buffer, `ub_pitch` elements apart.
+template <typename E>
+__aicore__ inline DataCopyExtParams Rectangle(uint32_t count, uint32_t length, uint64_t gm_pitch,
+                                              uint32_t ub_pitch, bool loads) {
+    constexpr uint32_t kSize = sizeof(E);
+    const uint32_t gm_gap = static_cast<uint32_t>((gm_pitch - length) * kSize);
+    const uint32_t ub_gap =
+        (ub_pitch * kSize - RoundUp(length * kSize, kBlockBytes)) / kBlockBytes;
+    DataCopyExtParams copy;
+    copy.blockCount = static_cast<uint16_t>(count);
+    copy.blockLen = length * kSize;
+    copy.srcStride = loads ? gm_gap : ub_gap;
+    copy.dstStride = loads ? ub_gap : gm_gap;
+    return copy;
+}
+
+template <typename E>
+__aicore__ inline DataCopyPadExtParams<E> Padding(uint32_t length) {
+    constexpr uint32_t kElements = kBlockBytes / sizeof(E);
+    const uint32_t padded = RoundUp(length, kElements);
+    DataCopyPadExtParams<E> pad;
+    pad.isPad = padded != length;
+    pad.rightPadding = static_cast<uint8_t>(padded - length);
+    return pad;
 }
 
 // Loads a run of elements into a slot that also stores.

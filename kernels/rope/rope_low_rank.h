@@ -73,8 +73,6 @@ private:
     uint64_t row_, column_;
     uint32_t height_, width_;
 
-    __aicore__ inline static uint64_t MinOf(uint64_t a, uint64_t b) { return a < b ? a : b; }
-
     __aicore__ inline void Bind(GM_ADDR y, GM_ADDR h, GM_ADDR b, GM_ADDR rounded_h) {
         const uint64_t elements = t_.rows * t_.columns;
         y_.SetGlobalBuffer(reinterpret_cast<__gm__ T*>(y), elements);
@@ -106,34 +104,6 @@ private:
         spread_ = work_.Get<float>();
         planes_ = spread_[spread];
         if constexpr (!kWide) acc_ = planes_[planes];
-    }
-
-    // Moves `count` rows of `length` elements between global memory, `gm_pitch` elements apart, and
-    // the unified buffer, `ub_pitch` elements apart.
-    template <typename E>
-    __aicore__ inline static DataCopyExtParams Rectangle(uint32_t count, uint32_t length,
-                                                         uint64_t gm_pitch, uint32_t ub_pitch,
-                                                         bool loads) {
-        constexpr uint32_t kSize = sizeof(E);
-        const uint32_t gm_gap = static_cast<uint32_t>((gm_pitch - length) * kSize);
-        const uint32_t ub_gap =
-            (ub_pitch * kSize - RoundUp(length * kSize, kBlockBytes)) / kBlockBytes;
-        DataCopyExtParams copy;
-        copy.blockCount = static_cast<uint16_t>(count);
-        copy.blockLen = length * kSize;
-        copy.srcStride = loads ? gm_gap : ub_gap;
-        copy.dstStride = loads ? ub_gap : gm_gap;
-        return copy;
-    }
-
-    template <typename E>
-    __aicore__ inline static DataCopyPadExtParams<E> Padding(uint32_t length) {
-        constexpr uint32_t kElements = kBlockBytes / sizeof(E);
-        const uint32_t padded = RoundUp(length, kElements);
-        DataCopyPadExtParams<E> pad;
-        pad.isPad = padded != length;
-        pad.rightPadding = static_cast<uint8_t>(padded - length);
-        return pad;
     }
 
     __aicore__ inline LocalTensor<float> LoadFactor() {

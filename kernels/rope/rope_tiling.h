@@ -125,6 +125,17 @@ struct LowRankTiling {
     uint32_t stores_h;     // of 16-bit types alone
 };
 
+// Of rope_short_convolution.h.
+struct ShortConvolutionTiling {
+    uint64_t rows;
+    uint32_t channels;
+    uint32_t taps;
+    uint32_t sequences;
+    uint32_t parts;        // of the rows, at most one for each of their tiles
+    uint32_t row_tile;
+    uint32_t column_tile;  // a multiple of 64
+};
+
 // Of the kernels over dense tensors: rope_swiglu.h, and the sums of rope_update.h.
 struct DenseTiling {
     uint64_t elements;
@@ -166,6 +177,8 @@ static_assert(offsetof(NormTiling, adjoint_a_offset) == 588, "mirrored in args.r
 static_assert(offsetof(NormTiling, weight_offset) == 640, "mirrored in args.rs");
 static_assert(sizeof(LowRankTiling) == 40, "mirrored in args.rs");
 static_assert(offsetof(LowRankTiling, columns) == 16, "mirrored in args.rs");
+static_assert(sizeof(ShortConvolutionTiling) == 32, "mirrored in args.rs");
+static_assert(offsetof(ShortConvolutionTiling, channels) == 8, "mirrored in args.rs");
 static_assert(sizeof(DenseTiling) == 16, "mirrored in args.rs");
 static_assert(sizeof(AdamWTiling) == 48, "mirrored in args.rs");
 static_assert(offsetof(AdamWTiling, scale) == 12, "mirrored in args.rs");

@@ -64,5 +64,6 @@ pub mod composed {
     pub use crate::layer_norm::composed as layer_norm;
     pub use crate::rms_norm::composed as rms_norm;
     pub use crate::routes::composed as routes;
+    pub use crate::short_convolution::composed as short_convolution;
     pub use crate::swiglu::composed as swiglu;
 }

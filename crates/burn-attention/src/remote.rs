@@ -11,6 +11,7 @@ use crate::grouped_linear::{self, GroupedLinearOps};
 use crate::layer_norm::{self, LayerNormOps};
 use crate::rms_norm::{self, RmsNormOps};
 use crate::routes::{self, RoutesOps};
+use crate::short_convolution::{self, ShortConvolutionOps};
 use crate::swiglu::{self, SwiGluOps};
 
 /// A backend that can run this crate's operations in a server.
@@ -23,6 +24,7 @@ pub trait ServedOps:
     + LayerNormOps
     + RmsNormOps
     + RoutesOps
+    + ShortConvolutionOps
     + SwiGluOps
 {
 }
@@ -36,6 +38,7 @@ impl<B> ServedOps for B where
         + LayerNormOps
         + RmsNormOps
         + RoutesOps
+        + ShortConvolutionOps
         + SwiGluOps
 {
 }
@@ -52,5 +55,6 @@ pub fn register<B: ServedOps>(operations: &mut CustomOpRegistry<B>) {
     layer_norm::wire::register(operations);
     rms_norm::wire::register(operations);
     routes::wire::register(operations);
+    short_convolution::wire::register(operations);
     swiglu::wire::register(operations);
 }

@@ -45,6 +45,13 @@ impl Sequences {
         self.tokens
     }
 
+    /// Returns the index of each sequence's first token.
+    pub fn starts(&self) -> Vec<usize> {
+        let sequences = self.token_sequences.as_deref().unwrap_or_default();
+        let begins = (1..sequences.len()).filter(|token| sequences[*token] != sequences[token - 1]);
+        std::iter::once(0).chain(begins).collect()
+    }
+
     /// The sequence of each token, unless there is only one.
     pub(crate) fn token_sequences(&self) -> Option<&[u32]> {
         self.token_sequences.as_deref()

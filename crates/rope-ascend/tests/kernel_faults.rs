@@ -33,7 +33,7 @@ use support::{At, Bench, FEW_CORES, Number, Numbers, angles, index, kernel_names
 
 /// Read by `rope_fault`.
 const VARIABLE: &str = "ROPE_FAULT";
-const FILES: [&str; 10] = [
+const FILES: [&str; 11] = [
     "rope_tiling.h",
     "rope_base.h",
     "rope_matrix.h",
@@ -41,6 +41,7 @@ const FILES: [&str; 10] = [
     "rope_angle_grad.h",
     "rope_norm.h",
     "rope_low_rank.h",
+    "rope_short_convolution.h",
     "rope_swiglu.h",
     "rope_update.h",
     "rope.cpp",
@@ -51,6 +52,7 @@ const ROTATE: &str = "rope_rotate.h";
 const ANGLE_GRAD: &str = "rope_angle_grad.h";
 const NORM: &str = "rope_norm.h";
 const LOW_RANK: &str = "rope_low_rank.h";
+const CONVOLUTION: &str = "rope_short_convolution.h";
 const SWIGLU: &str = "rope_swiglu.h";
 const UPDATE: &str = "rope_update.h";
 const BARRIER: &str = "VectorBarrier();";
@@ -106,6 +108,46 @@ const FAULTS: &[Fault] = faults! {
     LOW_RANK "a row too many is stored" => By("gm-out-of-bounds", "DataCopyPad");
         "DataCopyPad(y_[start], slot,\n                    Rectangle<T>(height_," =>
             "DataCopyPad(y_[start], slot,\n                    Rectangle<T>(height_ + (FAULT),";
+    CONVOLUTION "borders are ignored" => Wrong;
+        "if (back == 0 || first_start_ == end_start_) return;" =>
+            "if (back == 0 || first_start_ == end_start_ || (FAULT)) return;";
+    CONVOLUTION "a border clears a row too few" => Wrong;
+        "to = MinOf(start + back, origin + rows)" =>
+            "to = MinOf(start + back - (FAULT), origin + rows)";
+    CONVOLUTION "a start before the tile is forgotten" => Wrong;
+        "row < halo_ ? 0 : row + 1 - halo_" => "FAULT ? row : row < halo_ ? 0 : row + 1 - halo_";
+    CONVOLUTION "a start after the tile is forgotten" => Wrong;
+        "row + rows_ + (kBackward ? halo_ : 0)" =>
+            "row + rows_ + (kBackward && !(FAULT) ? halo_ : 0)";
+    CONVOLUTION "rows of sequences of one token are cleared twice at once"
+        => By("ordering", "Duplicate");
+        "cleared = to;" => "cleared = FAULT ? origin : to;";
+    CONVOLUTION "the adjoint reads the rows before" => Wrong;
+        "(kAdjoint ? back : tap) * pitch_" => "(kAdjoint && !(FAULT) ? back : tap) * pitch_";
+    CONVOLUTION "the taps are in the other order" => Wrong;
+        "w_, Rows{tap * pitch_, 0}" => "w_, Rows{(FAULT ? back : tap) * pitch_, 0}";
+    CONVOLUTION "rows before the first are not defined" => By("ub-undefined-read", "Mul");
+        "if (missing > 0) {" => "if (missing > 0 && !(FAULT)) {";
+    CONVOLUTION "rows after the last are not defined" => Wrong;
+        "if (after < halo_) {" => "if (after < halo_ && !(FAULT)) {";
+    CONVOLUTION "a row of an odd number is not added" => Wrong;
+        "rows -= half;" => "rows = FAULT ? half : rows - half;";
+    CONVOLUTION "the weight is of the first columns" => Wrong;
+        "DataCopyPad(weight, weight_[column_]," =>
+            "DataCopyPad(weight, weight_[(FAULT) ? 0 : column_],";
+    CONVOLUTION "an output is truncated" => Wrong;
+        "Cast(out, products, RoundMode::CAST_RINT, rows_ * pitch_)" =>
+            "Cast(out, products, FAULT ? RoundMode::CAST_TRUNC : RoundMode::CAST_RINT, \
+             rows_ * pitch_)";
+    CONVOLUTION "sums go on from those of another part" => By("ub-undefined-read", "Add");
+        "AscendC::Duplicate(dw, 0.0f," => "if (!(FAULT)) AscendC::Duplicate(dw, 0.0f,";
+    CONVOLUTION "sums of all parts are stored at the first" => Wrong;
+        "sums_gm_[part * t_.taps" => "sums_gm_[(FAULT ? 0 : part) * t_.taps";
+    CONVOLUTION "a row too many is loaded" => By("gm-out-of-bounds", "DataCopyPad");
+        "Load(dys_, dy_, row_, 0, computed)" => "Load(dys_, dy_, row_, 0, computed + (FAULT))";
+    CONVOLUTION "the gradient is not given back" => By("queue", "FreeTensor is missing");
+        "if constexpr (kWide) dys_.FreeTensor(dy_slot);" =>
+            "if constexpr (kWide) if (!(FAULT)) dys_.FreeTensor(dy_slot);";
     SWIGLU "the gate has another sign" => Wrong;
         "AscendC::Muls(s, g, -1.0f, n);" => "AscendC::Muls(s, g, FAULT ? 1.0f : -1.0f, n);";
     SWIGLU "an element too many is moved" => By("gm-out-of-bounds", "DataCopyPad");
@@ -353,7 +395,7 @@ struct Seeded {
 fn by_vector_cores(file: &str) -> Trials {
     match file {
         NORM => Trials::Norm,
-        LOW_RANK | SWIGLU | UPDATE => Trials::Layer,
+        LOW_RANK | CONVOLUTION | SWIGLU | UPDATE => Trials::Layer,
         _ => Trials::Vector,
     }
 }
@@ -885,6 +927,19 @@ fn try_layers(binary: &[u8]) -> Found {
             layer::low_rank::<bf16>(bench, &kernels, case)?;
             let rounds_h = false;
             layer::low_rank::<f32>(bench, &kernels, LayerCase { rounds_h, ..case })?;
+        }
+        for (sequences, channels) in [
+            (&[5, 1, 1, 2, 28, 1, 37, 49][..], 130),
+            (&[36, 4, 38, 60], 70),
+            (&[2], 3),
+        ] {
+            let case = layer::Convolution {
+                sequences,
+                channels,
+                taps: 4,
+            };
+            layer::convolution::<bf16>(bench, &kernels, case)?;
+            layer::convolution::<f32>(bench, &kernels, case)?;
         }
         for count in [7, 70_001] {
             layer::gate::<bf16>(bench, &kernels, count)?;

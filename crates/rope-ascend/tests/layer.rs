@@ -5,9 +5,11 @@ mod support;
 
 use half::{bf16, f16};
 use rope_ascend::AscendError;
-use rope_ascend::rope::{KernelType, LayerKernels, LowRankTerm, MemoryPart};
+use rope_ascend::rope::{
+    KernelType, LayerKernels, LowRankTerm, MemoryPart, ShortConvolution, ShortConvolutionGradients,
+};
 use support::Bench;
-use support::layer::{Case, gate, low_rank, square_sums, update};
+use support::layer::{Case, Convolution, convolution, gate, low_rank, square_sums, update};
 
 fn run_all(bench: &Bench, kernels: &LayerKernels, case: Case) {
     low_rank::<bf16>(bench, kernels, case).unwrap();
@@ -116,12 +118,120 @@ fn wrong_requests_are_refused_and_empty_ones_do_nothing() {
 }
 
 #[test]
+fn wrong_convolutions_are_refused_and_empty_ones_do_nothing() {
+    let bench = Bench::new(ascend_sim::Machine::default());
+    let kernels = LayerKernels::new(&bench.stream, bench.kernels.clone());
+    let floats = |count: usize| bench.stream.upload(&vec![0.0_f32; count]).unwrap();
+    let (x, weight, starts) = (floats(12), floats(6), floats(2));
+    let (mut y, mut short, mut dx, mut sums) = (floats(12), floats(11), floats(12), floats(6));
+    let (gradient, offset) = (floats(12), 0);
+    let request = |size, taps, sequences| ShortConvolution {
+        element: KernelType::F32,
+        size,
+        taps,
+        sequences,
+        x: MemoryPart { memory: &x, offset },
+        weight: MemoryPart {
+            memory: &weight,
+            offset,
+        },
+        starts: MemoryPart {
+            memory: &starts,
+            offset,
+        },
+    };
+    let mut run = |request, is_short| {
+        let memory = if is_short { &mut short } else { &mut y };
+        kernels.short_convolution(request, MemoryPart { memory, offset })
+    };
+    run(request([4, 3], 2, 1), false).unwrap();
+    run(request([4, 0], 2, 1), false).unwrap();
+    run(request([0, 3], 2, 1), false).unwrap();
+    for (request, is_short, named) in [
+        (request([4, 3], 2, 1), true, "y"),
+        (request([2, 5], 2, 1), false, "the weight"),
+        (request([4, 3], 2, 3), false, "the starts"),
+        (request([4, 3], 0, 1), false, "the taps"),
+        (request([4, 3], 2, 0), false, "the sequences"),
+        (request([usize::MAX, 3], 2, 1), false, "y"),
+    ] {
+        let error = run(request, is_short).unwrap_err();
+        let AscendError::InvalidArgument { argument, .. } = &error else {
+            panic!("{error}");
+        };
+        assert_eq!(*argument, named, "{error}");
+    }
+    let many = kernels.short_convolution_parts(request([4, 3], 9, 1));
+    let is_limit = matches!(many, Err(AscendError::KernelLimit { what: "taps", .. }));
+    assert!(is_limit, "{many:?}");
+    let mut run_backward = |offset| {
+        let gradients = ShortConvolutionGradients {
+            gradient: MemoryPart {
+                memory: &gradient,
+                offset: 0,
+            },
+            x_gradient: MemoryPart {
+                memory: &mut dx,
+                offset: 0,
+            },
+            weight_sums: MemoryPart {
+                memory: &mut sums,
+                offset,
+            },
+        };
+        kernels.short_convolution_backward(request([4, 3], 2, 1), gradients)
+    };
+    run_backward(0).unwrap();
+    let error = run_backward(1).unwrap_err().to_string();
+    assert!(error.contains("the weight's sums"), "{error}");
+    bench.stream.synchronize().unwrap();
+    drop(kernels);
+    drop((x, weight, starts, y, short, dx, sums, gradient));
+    bench.finish();
+}
+
+#[test]
 fn gates_of_all_sizes() {
     on_machines(|bench, kernels| {
         for count in [1, 7, 64, 1000, 40 * 64 + 3, 400_001] {
             gate::<f32>(bench, kernels, count).unwrap();
             gate::<f16>(bench, kernels, count).unwrap();
             gate::<bf16>(bench, kernels, count).unwrap();
+        }
+    });
+}
+
+/// Fewer tokens than taps, sequences of one token, borders at and beside those of tiles, and
+/// numbers of channels that fill neither blocks nor tiles.
+#[test]
+fn convolutions_of_all_sizes() {
+    let single = [1; 50];
+    let cases: [(&[usize], usize, usize); 14] = [
+        (&[1], 1, 4),
+        (&[2], 3, 4),
+        (&[3], 8, 4),
+        (&[5], 40, 1),
+        (&[3, 1, 2, 9], 130, 4),
+        (&[7, 7], 64, 2),
+        (&[1, 1, 1, 40], 17, 3),
+        (&single, 20, 4),
+        (&[9, 1, 3], 70, 8),
+        (&[4, 30], 300, 8),
+        (&[128], 3, 4),
+        (&[35, 1, 4, 36, 80], 257, 4),
+        (&[39, 39, 37, 2, 1, 40], 130, 4),
+        (&[1500, 900], 5, 4),
+    ];
+    on_machines(|bench, kernels| {
+        for (sequences, channels, taps) in cases {
+            let case = Convolution {
+                sequences,
+                channels,
+                taps,
+            };
+            convolution::<f32>(bench, kernels, case).unwrap();
+            convolution::<f16>(bench, kernels, case).unwrap();
+            convolution::<bf16>(bench, kernels, case).unwrap();
         }
     });
 }

@@ -9,6 +9,7 @@ mod norm_rotary;
 mod norms;
 mod rotary;
 mod routes;
+mod short_convolution;
 mod swiglu;
 
 use std::sync::{Arc, OnceLock};

@@ -9,7 +9,10 @@ use burn::backend::{
     Autodiff, AutodiffBackend, Backend, BoolStore, DType, TensorData, TensorMetadata, read_sync,
 };
 use burn::tensor::{FloatDType, Shape, Slice};
-use burn_attention::{AdapterOps, Bias, GroupedLinearOp, GroupedLinearOps, RoutesOps, SwiGluOps};
+use burn_attention::{
+    AdapterOps, Bias, GroupedLinearOp, GroupedLinearOps, RoutesOps, Sequences, ShortConvolutionOp,
+    ShortConvolutionOps, SwiGluOps,
+};
 
 use super::compare::{Tolerance, compare};
 use super::input::{
@@ -19,9 +22,12 @@ use super::input::{
 use super::suite::{Args, Failures, caught};
 
 /// A backend with the operations that are tested.
-pub(crate) trait Tested: AdapterOps + GroupedLinearOps + RoutesOps + SwiGluOps {}
+pub(crate) trait Tested:
+    AdapterOps + GroupedLinearOps + RoutesOps + ShortConvolutionOps + SwiGluOps
+{
+}
 
-impl<B: AdapterOps + GroupedLinearOps + RoutesOps + SwiGluOps> Tested for B {}
+impl<B: AdapterOps + GroupedLinearOps + RoutesOps + ShortConvolutionOps + SwiGluOps> Tested for B {}
 
 type A<B> = Autodiff<B>;
 type Expression<B> = Box<dyn Fn(&mut Args<A<B>>) -> FloatTensor<A<B>>>;
@@ -222,6 +228,27 @@ fn expressions<B: Tested>(g: &mut Gradients<B>) {
         let inputs = [(); 2].map(|()| g.x(&[9, 70], view, &SPREAD));
         g.push("gate", inputs.into(), |a| {
             A::<B>::swiglu_forward(a.f(), a.f())
+        });
+    }
+    // Sequences shorter than the taps, borders of samples and of packed sequences, more taps than
+    // the kernels have, and tensors that are no dense ones.
+    for (cu_seqlens, channels, taps, view) in [
+        (&[0, 1][..], 3, 4, Contiguous),
+        (&[0, 2], 5, 4, Sliced),
+        (&[0, 9], 6, 4, Transposed),
+        (&[0, 1, 3, 4, 11], 20, 4, Sliced),
+        (&[0, 5, 12], 3, 1, Contiguous),
+        (&[0, 4, 12], 2, 9, Transposed),
+    ] {
+        let tokens = cu_seqlens[cu_seqlens.len() - 1];
+        let sequences = Sequences::packed(cu_seqlens, tokens).expect("valid lengths");
+        let op = ShortConvolutionOp { sequences };
+        let inputs = vec![
+            g.x(&[2, tokens, channels], view, &UNIT),
+            g.x(&[channels, taps], view, &UNIT),
+        ];
+        g.push("short convolution", inputs, move |args| {
+            A::<B>::short_convolution_forward(args.f(), args.f(), op.clone())
         });
     }
     for ([rows, channels, outputs], has_bias) in [([5, 6, 7], true), ([33, 40, 70], false)] {

@@ -11,8 +11,8 @@ use burn_fused::primitive::{cast, not, slice, widen};
 
 use super::op::ShortConvolutionOp;
 
-/// The output of [`ShortConvolutionOps`](super::ShortConvolutionOps).
-pub(super) fn forward<B: Backend>(
+/// Computes the same as [`ShortConvolutionOps`](super::ShortConvolutionOps)' forward.
+pub fn forward<B: Backend>(
     x: FloatTensor<B>,
     weight: FloatTensor<B>,
     op: &ShortConvolutionOp,
@@ -22,8 +22,8 @@ pub(super) fn forward<B: Backend>(
     cast::<B>(B::float_mul(z.clone(), B::sigmoid(z)), dtype)
 }
 
-/// The gradients of x and the weight.
-pub(super) fn backward<B: Backend>(
+/// Computes the same as [`ShortConvolutionOps`](super::ShortConvolutionOps)' backward.
+pub fn backward<B: Backend>(
     x: FloatTensor<B>,
     weight: FloatTensor<B>,
     gradient: FloatTensor<B>,

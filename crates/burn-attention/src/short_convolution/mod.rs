@@ -1,8 +1,10 @@
 //! A short causal convolution of each channel, and SiLU, as one operation.
 
 mod backward;
-mod composed;
+pub mod composed;
 mod op;
+#[cfg(feature = "remote")]
+pub(crate) mod wire;
 
 use burn::backend::{Dispatch, TensorMetadata};
 use burn::tensor::Tensor;

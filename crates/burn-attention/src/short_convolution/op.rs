@@ -78,7 +78,3 @@ impl ShortConvolutionOps for burn::backend::Flex {}
 /// Ordinary operations.
 #[cfg(feature = "cube")]
 impl ShortConvolutionOps for burn::backend::Cube {}
-
-/// Ordinary operations, each sent separately: their tensors stay on the device.
-#[cfg(feature = "remote")]
-impl ShortConvolutionOps for burn::backend::Remote {}

@@ -224,6 +224,33 @@ pub(super) struct LowRankArgs {
     pub(super) tiling: LowRankTiling,
 }
 
+/// The parameters of `rope_short_convolution_*`; described in `rope_tiling.h`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ShortConvolutionTiling {
+    pub(super) rows: u64,
+    pub(super) channels: u32,
+    pub(super) taps: u32,
+    pub(super) sequences: u32,
+    pub(super) parts: u32,
+    pub(super) row_tile: u32,
+    pub(super) column_tile: u32,
+}
+
+/// Argument block of `rope_short_convolution_*`, with y, and of `rope_short_convolution_grad_*`,
+/// with dy, dx and the sums of the weight's gradient.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ShortConvolutionArgs {
+    pub(super) x: u64,
+    pub(super) weight: u64,
+    pub(super) starts: u64,
+    pub(super) gradient: u64,
+    pub(super) out: u64,
+    pub(super) weight_sums: u64,
+    pub(super) tiling: ShortConvolutionTiling,
+}
+
 /// The parameters of the kernels over dense tensors; described in `rope_tiling.h`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -349,6 +376,12 @@ unsafe impl ArgumentBlock for SwiGluArgs {
 }
 
 // SAFETY: as above.
+unsafe impl ArgumentBlock for ShortConvolutionArgs {
+    const ADDRESSES: usize = 6;
+    const CORES: Cores = Cores::Vector;
+}
+
+// SAFETY: as above.
 unsafe impl ArgumentBlock for AdamWArgs {
     const ADDRESSES: usize = 5;
     const CORES: Cores = Cores::Vector;
@@ -385,6 +418,11 @@ const _: () = {
     assert!(size_of::<LowRankTiling>() == 40);
     assert!(size_of::<DenseTiling>() == 16);
     assert!(size_of::<SwiGluArgs>() == SwiGluArgs::ADDRESSES * ADDRESS_BYTES + 16);
+    assert!(size_of::<ShortConvolutionTiling>() == 32);
+    assert!(offset_of!(ShortConvolutionTiling, channels) == 8);
+    assert!(
+        size_of::<ShortConvolutionArgs>() == ShortConvolutionArgs::ADDRESSES * ADDRESS_BYTES + 32
+    );
     assert!(size_of::<AdamWTiling>() == 48);
     assert!(offset_of!(AdamWTiling, factors) == 12);
     assert!(size_of::<AdamWArgs>() == AdamWArgs::ADDRESSES * ADDRESS_BYTES + 48);

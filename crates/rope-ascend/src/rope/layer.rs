@@ -1,12 +1,12 @@
 //! Kernels around the rotation: the term of a low-rank adapter, the gate of a feed-forward network,
-//! and the update of the weights.
+//! the short convolution, and the update of the weights.
 #![allow(unsafe_code, reason = "launches the kernels with checked arguments")]
 
 use std::sync::Arc;
 
 use super::args::{
-    AdamWArgs, AdamWTiling, DenseTiling, KernelType, LowRankArgs, LowRankTiling, SquareSumsArgs,
-    SwiGluArgs, UpdateFactors,
+    AdamWArgs, AdamWTiling, DenseTiling, KernelType, LowRankArgs, LowRankTiling,
+    ShortConvolutionArgs, ShortConvolutionTiling, SquareSumsArgs, SwiGluArgs, UpdateFactors,
 };
 use super::kernels::Kernels;
 use crate::error::{AscendError, Result};
@@ -21,6 +21,13 @@ const COLUMN_UNIT: usize = 64;
 const ROW_UNIT: usize = 16;
 /// Rows are the repeats of an instruction.
 const MOST_ROWS: usize = 240;
+/// Columns of a tile of the short convolution: runs of 256 bytes in 16 bits.
+const CONVOLVED_COLUMNS: usize = 128;
+/// Few rows are spread over the cores, but a tile loads rows beside its own.
+const LEAST_CONVOLVED_ROWS: usize = 8;
+/// Parts of the work of a core in the backward, of which each has sums for the weight's gradient.
+const PARTS_PER_CORE: usize = 4;
+const MOST_TAPS: usize = 8;
 /// As the kernels reserve after each of their buffers.
 const SLACK_BYTES: usize = 256;
 const F32_BYTES: usize = size_of::<f32>();
@@ -87,6 +94,37 @@ pub struct GateBackward<'a> {
     pub gate_gradient: MemoryPart<&'a mut DeviceMemory>,
     /// Receives the gradient of the gated values.
     pub up_gradient: MemoryPart<&'a mut DeviceMemory>,
+}
+
+/// A short causal convolution of each channel with SiLU, or its backward.
+#[derive(Clone, Copy, Debug)]
+pub struct ShortConvolution<'a> {
+    /// The type of all tensors but `starts` and sums.
+    pub element: KernelType,
+    /// Tokens, and their channels.
+    pub size: [usize; 2],
+    /// Factors of each channel.
+    pub taps: usize,
+    /// Sequences that the tokens consist of.
+    pub sequences: usize,
+    /// The tokens, `[tokens, channels]`.
+    pub x: MemoryPart<&'a DeviceMemory>,
+    /// `[taps, channels]`; the last factor is that of a token itself.
+    pub weight: MemoryPart<&'a DeviceMemory>,
+    /// i32, the index of the first token of each sequence, ascending from 0.
+    pub starts: MemoryPart<&'a DeviceMemory>,
+}
+
+/// The gradients of a [`ShortConvolution`]: one that is read, and two that are written.
+#[derive(Debug)]
+pub struct ShortConvolutionGradients<'a> {
+    /// The gradient of the output.
+    pub gradient: MemoryPart<&'a DeviceMemory>,
+    /// Receives the gradient of the tokens.
+    pub x_gradient: MemoryPart<&'a mut DeviceMemory>,
+    /// Receives sums for the gradient of the weight in f32, `[parts, taps, channels]`, with
+    /// [`LayerKernels::short_convolution_parts`].
+    pub weight_sums: MemoryPart<&'a mut DeviceMemory>,
 }
 
 /// An AdamW update of f32 values, in place.
@@ -264,6 +302,71 @@ impl LayerKernels {
         )
     }
 
+    /// Queues a short convolution.
+    ///
+    /// # Numerics
+    /// Computed in f32, from the farthest token to the own, each operation rounded, and rounded
+    /// once to the element type.
+    ///
+    /// # Errors
+    /// [`AscendError::InvalidArgument`] for memory that is too small, or no taps or sequences;
+    /// [`AscendError::KernelLimit`] and [`AscendError::TileTooLarge`] beyond the limits of the
+    /// kernels. In these cases, nothing is queued. Otherwise those of the runtime.
+    pub fn short_convolution(
+        &self,
+        request: ShortConvolution<'_>,
+        y: MemoryPart<&mut DeviceMemory>,
+    ) -> Result<()> {
+        const OP: &str = "short convolution";
+        let [tokens, channels] = request.size;
+        let elements = tokens.saturating_mul(channels);
+        let out = y.address(OP, "y", request.element, elements, &self.stream)?;
+        self.launch_convolution(OP, request, [0, out, 0])
+    }
+
+    /// The parts of the sums that the backward of a convolution writes.
+    ///
+    /// # Errors
+    /// Those of [`short_convolution`](Self::short_convolution) but for memory.
+    pub fn short_convolution_parts(&self, request: ShortConvolution<'_>) -> Result<usize> {
+        let (tiling, _) = plan_convolution(&request, true, self.kernels.machine())?;
+        Ok(tiling.parts as usize)
+    }
+
+    /// Queues the backward of a short convolution.
+    ///
+    /// # Numerics
+    /// As [`short_convolution`](Self::short_convolution); the order of the sums for the gradient of
+    /// the weight is fixed by sizes and machine.
+    ///
+    /// # Errors
+    /// Those of [`short_convolution`](Self::short_convolution).
+    pub fn short_convolution_backward(
+        &self,
+        request: ShortConvolution<'_>,
+        gradients: ShortConvolutionGradients<'_>,
+    ) -> Result<()> {
+        const OP: &str = "backward of a short convolution";
+        let ShortConvolutionGradients {
+            gradient,
+            x_gradient,
+            weight_sums,
+        } = gradients;
+        let (element, stream) = (request.element, &self.stream);
+        let [tokens, channels] = request.size;
+        let elements = tokens.saturating_mul(channels);
+        let of_part = request.taps.saturating_mul(channels);
+        let sums = self
+            .short_convolution_parts(request)?
+            .saturating_mul(of_part);
+        let addresses = [
+            gradient.address(OP, "the gradient", element, elements, stream)?,
+            x_gradient.address(OP, "x's gradient", element, elements, stream)?,
+            weight_sums.address(OP, "the weight's sums", KernelType::F32, sums, stream)?,
+        ];
+        self.launch_convolution(OP, request, addresses)
+    }
+
     /// Queues an AdamW update, in one pass.
     ///
     /// # Numerics
@@ -371,6 +474,54 @@ impl LayerKernels {
         }
     }
 
+    /// Queues a convolution, or its backward if there is a gradient.
+    fn launch_convolution(
+        &self,
+        op: &'static str,
+        request: ShortConvolution<'_>,
+        [gradient, out, weight_sums]: [u64; 3],
+    ) -> Result<()> {
+        let ShortConvolution {
+            element,
+            size: [tokens, channels],
+            taps,
+            sequences,
+            x,
+            weight,
+            starts,
+        } = request;
+        let stream = &self.stream;
+        let elements = tokens.saturating_mul(channels);
+        let factors = taps.saturating_mul(channels);
+        let x = x.address(op, "x", element, elements, stream)?;
+        let weight = weight.address(op, "the weight", element, factors, stream)?;
+        // As wide as i32.
+        let starts = starts.address(op, "the starts", KernelType::F32, sequences, stream)?;
+        let is_backward = gradient != 0;
+        let (tiling, blocks) = plan_convolution(&request, is_backward, self.kernels.machine())?;
+        if elements == 0 {
+            return Ok(());
+        }
+        let args = ShortConvolutionArgs {
+            x,
+            weight,
+            starts,
+            gradient,
+            out,
+            weight_sums,
+            tiling,
+        };
+        let direction = if is_backward { "_grad" } else { "" };
+        let kernel = format!("rope_short_convolution{direction}_{}", element.name());
+        // SAFETY: `ShortConvolutionArgs` is `repr(C)`: six eight-byte addresses and a tiling of 32
+        // bytes whose fields leave no gap, and mirrors the kernel's parameters (asserted in args.rs
+        // and rope_tiling.h). The addresses are those of memory of this stream, checked to hold
+        // their tensors, or 0 where the kernel uses none; rows that start sequences are clipped to
+        // a tile, whatever their numbers. The kernels live until `Drop` has synchronised the
+        // stream.
+        unsafe { self.kernels.launch(stream, &kernel, blocks, args) }
+    }
+
     /// Queues a kernel that loads `element_bytes` for each element and has `numbers` f32 of work
     /// for it, beside f32 copies of what it loads.
     fn launch_gate(
@@ -462,6 +613,80 @@ impl<M: std::ops::Deref<Target = DeviceMemory>> MemoryPart<M> {
     }
 }
 
+fn limit(what: &'static str, limit: usize, found: usize) -> Result<()> {
+    if found <= limit {
+        return Ok(());
+    }
+    Err(AscendError::KernelLimit { what, limit, found })
+}
+
+/// The tiling of a short convolution, and the number of cores.
+fn plan_convolution(
+    request: &ShortConvolution<'_>,
+    is_backward: bool,
+    machine: Machine,
+) -> Result<(ShortConvolutionTiling, u32)> {
+    let ShortConvolution {
+        element,
+        size: [tokens, channels],
+        taps,
+        sequences,
+        ..
+    } = *request;
+    for (name, count) in [("the taps", taps), ("the sequences", sequences)] {
+        if count == 0 {
+            let op = "short convolution";
+            return Err(AscendError::argument(op, name, "at least 1", count));
+        }
+    }
+    limit("taps", MOST_TAPS, taps)?;
+    limit("tokens", i32::MAX as usize, tokens)?;
+    limit("sequences", i32::MAX as usize, sequences)?;
+    limit("channels", u32::MAX as usize / 4, channels)?;
+    let is_wide = element == KernelType::F32;
+    let column_tile = channels
+        .next_multiple_of(COLUMN_UNIT)
+        .clamp(COLUMN_UNIT, CONVOLVED_COLUMNS);
+    // Slots, two of each; planes; rows beside the tile's; numbers of each factor.
+    let (slots, planes, beside, factor_bytes) = match (is_backward, is_wide) {
+        (false, true) => (2, 2, taps - 1, 2 * F32_BYTES),
+        (false, false) => (2, 3, taps - 1, element.bytes() + F32_BYTES),
+        (true, true) => (3, 2, 2 * (taps - 1), 3 * F32_BYTES),
+        (true, false) => (3, 5, 2 * (taps - 1), element.bytes() + 2 * F32_BYTES),
+    };
+    let row_bytes = column_tile * (2 * slots * element.bytes() + planes * F32_BYTES);
+    let slack_bytes = (2 * slots + planes + 3) * SLACK_BYTES;
+    let fixed_bytes = taps * column_tile * factor_bytes + slack_bytes + beside * row_bytes;
+    let available = machine.ub_bytes as usize;
+    let fitting = available.saturating_sub(fixed_bytes) / row_bytes;
+    if fitting == 0 {
+        return Err(AscendError::TileTooLarge {
+            needed_bytes: fixed_bytes + row_bytes,
+            available_bytes: available,
+        });
+    }
+    let cores = machine.vector_cores as usize;
+    let column_tiles = channels.div_ceil(column_tile).max(1);
+    let share = tokens.div_ceil(cores.div_ceil(column_tiles));
+    let row_tile = fitting.min(share.max(LEAST_CONVOLVED_ROWS));
+    let row_tiles = tokens.div_ceil(row_tile);
+    let parts = if is_backward {
+        row_tiles.min((PARTS_PER_CORE * cores).div_ceil(column_tiles))
+    } else {
+        row_tiles
+    };
+    let tiling = ShortConvolutionTiling {
+        rows: tokens as u64,
+        channels: channels as u32,
+        taps: taps as u32,
+        sequences: sequences as u32,
+        parts: parts as u32,
+        row_tile: row_tile as u32,
+        column_tile: column_tile as u32,
+    };
+    Ok((tiling, parts.saturating_mul(column_tiles).min(cores) as u32))
+}
+
 /// The tiling of [rows, columns, rank, parts], and the number of cores.
 fn plan_low_rank(
     [rows, columns, rank, parts]: [usize; 4],
@@ -469,12 +694,6 @@ fn plan_low_rank(
     stores_h: bool,
     machine: Machine,
 ) -> Result<(LowRankTiling, u32)> {
-    let limit = |what, limit: usize, found: usize| {
-        if found <= limit {
-            return Ok(());
-        }
-        Err(AscendError::KernelLimit { what, limit, found })
-    };
     limit("ranks", FACTOR_BYTES / (COLUMN_UNIT * F32_BYTES), rank)?;
     limit("columns", u32::MAX as usize / 4, columns)?;
     limit("rows", u32::MAX as usize / 4, rows)?;

@@ -21,7 +21,10 @@ mod tiling;
 pub use args::{KernelType, UpdateFactors};
 pub(crate) use kernel_files::CACHE_VARIABLE;
 pub use kernels::Kernels;
-pub use layer::{Gate, GateBackward, LayerKernels, LowRankTerm, MemoryPart, Update};
+pub use layer::{
+    Gate, GateBackward, LayerKernels, LowRankTerm, MemoryPart, ShortConvolution,
+    ShortConvolutionGradients, Update,
+};
 pub use norm::{ChannelWeights, NormBackward, NormBackwardTensor, NormRotation, NormTensor};
 pub(crate) use npu::KERNELS_VARIABLE;
 pub use npu::{Npu, violations};

@@ -2,7 +2,8 @@
 
 use rope_ascend::AscendError;
 use rope_ascend::rope::{
-    Gate, GateBackward, KernelType, LayerKernels, LowRankTerm, MemoryPart, Update, UpdateFactors,
+    Gate, GateBackward, KernelType, LayerKernels, LowRankTerm, MemoryPart, ShortConvolution,
+    ShortConvolutionGradients, Update, UpdateFactors,
 };
 use rope_ascend::safe::{DeviceBuffer, DeviceMemory};
 
@@ -190,6 +191,135 @@ pub fn gate<T: Number>(bench: &Bench, kernels: &LayerKernels, count: usize) -> R
                 ));
             }
         }
+    }
+    Ok(())
+}
+
+/// A convolution of sequences with these numbers of tokens.
+#[derive(Clone, Copy, Debug)]
+pub struct Convolution<'a> {
+    pub sequences: &'a [usize],
+    pub channels: usize,
+    pub taps: usize,
+}
+
+/// Compares a short convolution and its backward with f64. What lies beside the tensors is NaN.
+pub fn convolution<T: Number>(
+    bench: &Bench,
+    kernels: &LayerKernels,
+    case: Convolution<'_>,
+) -> Result<(), String> {
+    let Convolution {
+        sequences,
+        channels,
+        taps,
+    } = case;
+    let stream = &bench.stream;
+    let tokens: usize = sequences.iter().sum();
+    let tensor = |seed, count: usize, scale: f64| -> Vec<T> {
+        let mut all = vec![T::of(f64::NAN); MARGIN + count + MARGIN];
+        for (to, x) in all[MARGIN..].iter_mut().zip(numbers(seed, count)) {
+            *to = T::of(x * scale);
+        }
+        all
+    };
+    let count = tokens * channels;
+    let (x, dy) = (tensor(1, count, 4.0), tensor(2, count, 2.0));
+    let weight = tensor(3, taps * channels, 3.0);
+    let mut starts = vec![u32::MAX; MARGIN];
+    let mut firsts = Vec::new();
+    for length in sequences {
+        starts.push(firsts.len() as u32);
+        firsts.extend(vec![firsts.len(); *length]);
+    }
+    let upload = |x: &[T]| stream.upload(x).map_err(text);
+    let (x_memory, weight_memory, dy_memory) = (upload(&x)?, upload(&weight)?, upload(&dy)?);
+    let starts = stream.upload(&starts).map_err(text)?;
+    let request = ShortConvolution {
+        element: T::TYPE,
+        size: [tokens, channels],
+        taps,
+        sequences: sequences.len(),
+        x: part(&x_memory),
+        weight: part(&weight_memory),
+        starts: MemoryPart {
+            memory: &starts,
+            offset: MARGIN,
+        },
+    };
+    let parts = kernels.short_convolution_parts(request).map_err(text)?;
+    let marks = vec![T::of(0.5); MARGIN + count + MARGIN];
+    let (mut y, mut dx) = (upload(&marks)?, upload(&marks)?);
+    let marks = vec![0.5_f32; MARGIN + parts * taps * channels + MARGIN];
+    let mut sums = stream.upload(&marks).map_err(text)?;
+    kernels
+        .short_convolution(request, part_mut(&mut y))
+        .map_err(text)?;
+    let gradients = ShortConvolutionGradients {
+        gradient: part(&dy_memory),
+        x_gradient: part_mut(&mut dx),
+        weight_sums: part_mut(&mut sums),
+    };
+    kernels
+        .short_convolution_backward(request, gradients)
+        .map_err(text)?;
+    stream.synchronize().map_err(text)?;
+
+    // Each result, and the sum of the sizes of its terms.
+    let mut expected = [(); 2].map(|()| vec![(0.0, 0.0); count]);
+    let mut of_weight = vec![(0.0, 0.0); taps * channels];
+    let inside = |x: &[T], at: usize| x[MARGIN + at].wide();
+    for t in 0..tokens {
+        for c in 0..channels {
+            let terms = (0..taps).filter_map(|tap| {
+                let from = (t + tap + 1).checked_sub(taps)?;
+                let is_own = from >= firsts[t];
+                is_own.then_some((from * channels + c, tap * channels + c))
+            });
+            let terms: Vec<_> = terms.collect();
+            let product =
+                |(x_at, w_at): &(usize, usize)| inside(&x, *x_at) * inside(&weight, *w_at);
+            let z: f64 = terms.iter().map(product).sum();
+            let size: f64 = terms.iter().map(|term| product(term).abs()).sum();
+            let s = 1.0 / (1.0 + (-z).exp());
+            let at = t * channels + c;
+            expected[0][at] = (z * s, size);
+            let dy = inside(&dy, at);
+            let dz = dy * (s + z * s * (1.0 - s));
+            let dz_size = dy.abs() * (1.0 + size);
+            for (x_at, w_at) in terms {
+                let (x, w) = (inside(&x, x_at), inside(&weight, w_at));
+                for (sum, factor) in [(&mut expected[1][x_at], w), (&mut of_weight[w_at], x)] {
+                    *sum = (sum.0 + dz * factor, sum.1 + dz_size * factor.abs());
+                }
+            }
+        }
+    }
+    let check = |name, found: f64, (expected, size): (f64, f64), half_ulp: f64| {
+        let apart = (found - expected).abs();
+        let bound = 1e-6 * (size + 1e-4) + half_ulp * 1.01;
+        if apart <= bound {
+            return Ok(());
+        }
+        Err(format!("{case:?}: {name} is {found}, expected {expected}"))
+    };
+    let found = [&y, &dx].map(|found| stream.download(found).map_err(text));
+    for ((name, found), expected) in ["y", "dx"].into_iter().zip(found).zip(&expected) {
+        for (index, found) in found?.into_iter().enumerate() {
+            let inside = index.checked_sub(MARGIN).and_then(|at| expected.get(at));
+            let expected = *inside.unwrap_or(&(0.5, 0.0));
+            check(name, found.wide(), expected, T::half_ulp(expected.0))?;
+        }
+    }
+    let found = stream.download(&sums).map_err(text)?;
+    let (found, after) = found[MARGIN..].split_at(parts * taps * channels);
+    if after.iter().any(|mark| *mark != 0.5) {
+        return Err(format!("{case:?}: sums outside their tensor"));
+    }
+    for (at, expected) in of_weight.into_iter().enumerate() {
+        let parts = found.iter().skip(at).step_by(taps * channels);
+        let found = parts.map(|x| f64::from(*x)).sum();
+        check("dw", found, expected, 0.0)?;
     }
     Ok(())
 }

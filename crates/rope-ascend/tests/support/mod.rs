@@ -53,7 +53,14 @@ pub const FEW_CORES: [(usize, usize, [usize; 2], usize, usize); 4] = [
 pub fn kernel_names(architecture: u32) -> Vec<String> {
     let mut names = Vec::new();
     for dtype in ["f32", "f16", "bf16"] {
-        for kernel in ["low_rank", "swiglu", "swiglu_grad", "adamw"] {
+        for kernel in [
+            "low_rank",
+            "swiglu",
+            "swiglu_grad",
+            "short_convolution",
+            "short_convolution_grad",
+            "adamw",
+        ] {
             names.push(format!("rope_{kernel}_{dtype}"));
         }
         for pairs in ["split", "adjacent", "deinterleave", "interleave"] {
