@@ -5,8 +5,11 @@
 Runs `mrope finetune` on the simulator with small models of two and of four layers, for one step and for two. The
 difference of the differences is a layer in a step: forward, recomputed forward, backward, sums and update. Each size of
 the small model occurs once, so its operands are read as those of Qwen3-VL-8B's shapes at 8,192 tokens. Counted:
-operators and launches. Calculated: bytes (each operand once, those changed in place twice), FLOPs, and the time on Atlas
-A2, in which each takes the longer of bytes / 1.3 TB/s and FLOPs / (0.75 x 300 TFLOP/s in 16 bits, 75 in f32).
+operators and launches. Calculated: bytes (each operand once, those changed in place twice), FLOPs, and the time on
+Atlas A2, in which each takes the longer of bytes / 1.3 TB/s and FLOPs / (0.75 x 300 TFLOP/s in 16 bits, 75 in f32).
+
+Layers of GLM-4.1V and of Qwen3.5's gated delta rule are counted alone: a size of the small model does not stand for one
+of theirs. Their conversations are text of less than 192 tokens.
 """
 import collections
 import json
@@ -37,6 +40,27 @@ FAMILIES = {
     "qwen2_5_vl": {"hidden_act": "silu", "tokens_per_second": 2, "window_size": 56, "fullatt_block_indexes": [0]},
     "qwen3_vl": {"hidden_act": "gelu_pytorch_tanh", "num_position_embeddings": 36, "deepstack_visual_indexes": []},
 }
+# Families that are counted alone, by what differs from TEXT.
+COUNTED = {
+    "glm4v": {
+        "hidden_size": 128, "head_dim": 32,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3],
+                            "partial_rotary_factor": 0.5},
+    },
+    "qwen3_5": {
+        "head_dim": 32, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 16, "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4, "linear_value_head_dim": 24,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "mrope_section": [2, 1, 1],
+                            "mrope_interleaved": True, "partial_rotary_factor": 0.25},
+    },
+}
+# Its turns begin with these, and nothing ends them.
+GLM_TOKENS = {"<|im_start|>": "<|user|>", "<|im_end|>": "<|assistant|>", "<|quad_start|>": "<|system|>",
+              "<|quad_end|>": "<|observation|>", "<|image_pad|>": "<|image|>", "<|video_pad|>": "<|video|>",
+              "<|vision_start|>": "<|begin_of_image|>", "<|vision_end|>": "<|end_of_image|>",
+              "<|box_start|>": "<|begin_of_video|>", "<|box_end|>": "<|end_of_video|>"}
+GLM_TEMPLATE = "{% for turn in messages %}{{ '<|' + turn.role + '|>\n' + turn.content }}{% endfor %}" \
+               "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
 TENSOR = re.compile(r"(f32|bf16|i32|i64|bool)\[([\d,]*)\]")
 BYTES = {"f32": 4, "bf16": 2, "i32": 4, "i64": 8, "bool": 1}
 
@@ -49,11 +73,24 @@ def record(program, family, layers, steps, options, folder):
         path = os.path.join(model, "config.json")
         config = json.load(open(path))
         config["model_type"] = family
-        config["text_config"] = {"model_type": family + "_text", "num_hidden_layers": layers, **TEXT}
-        config["text_config"]["rope_parameters"] = dict(TEXT["rope_parameters"], mrope_interleaved=family == "qwen3_vl")
-        config["vision_config"] = {"model_type": family, **VISION, **FAMILIES[family]}
+        text = {"model_type": family + "_text", "num_hidden_layers": layers, **TEXT, **COUNTED.get(family, {})}
+        if family in FAMILIES:
+            text["rope_parameters"] = dict(TEXT["rope_parameters"], mrope_interleaved=family == "qwen3_vl")
+        if family == "qwen3_5":
+            text["layer_types"] = ["linear_attention"] * layers
+        vision = FAMILIES.get(family) or {"hidden_act": "silu", "num_position_embeddings": 36, "image_size": 84}
+        config["text_config"] = text
+        config["vision_config"] = {"model_type": family, **VISION, "out_hidden_size": text["hidden_size"], **vision}
         json.dump(config, open(path, "w"))
-        if family == "qwen3_vl":
+        if family == "glm4v":
+            for name in ("tokenizer.json", "tokenizer_config.json"):
+                path = os.path.join(model, name)
+                words = open(path).read()
+                for old, new in GLM_TOKENS.items():
+                    words = words.replace(old, new)
+                open(path, "w").write(words)
+            open(os.path.join(model, "chat_template.jinja"), "w").write(GLM_TEMPLATE)
+        if family != "qwen2_5_vl":
             path = os.path.join(model, "preprocessor_config.json")
             pictures = json.load(open(path))
             least, most = pictures.pop("min_pixels"), pictures.pop("max_pixels")
@@ -63,7 +100,15 @@ def record(program, family, layers, steps, options, folder):
         os.environ, ASCEND_SIM_OPERATORS=files[0], ASCEND_SIM_LAUNCHES=files[1],
         # Each call has a first phase, which is what is recorded.
         ASCEND_SIM_LACKS="aclSetAclOpExecutorRepeatable")
-    command = [program, "finetune", model, "--random-weights", "--data", os.path.join(EXAMPLE, "train.jsonl"),
+    data = os.path.join(EXAMPLE, "train.jsonl")
+    if family in COUNTED:
+        data = os.path.join(folder, "text.jsonl")
+        words = "how many sides has a square "
+        with open(data, "w") as file:
+            for count in (1, 2, 3, 2):
+                turns = [{"role": "user", "content": words * count}, {"role": "assistant", "content": "four"}]
+                file.write(json.dumps({"messages": turns}) + "\n")
+    command = [program, "finetune", model, "--random-weights", "--data", data,
                "--device", "ascend-sim", "--precision", "bf16", "--batch", "2", "--steps", str(steps), "--quiet",
                "--out", files[2], *options]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -118,18 +163,30 @@ def cost(line, tokens):
     return moved, 0, 1
 
 
+def detail(family, trained, names):
+    listed = ", ".join(f"{n:g} {name}" for name, n in names.most_common() if n)
+    return f"{family}, {trained}: {listed}"
+
+
 def main():
     program = os.path.abspath(sys.argv[1])
     print("| family | trained | operators and launches | GB | ms, modelled | products and attention | of these |")
     print("|---|---|---:|---:|---:|---:|---:|")
     details = []
-    for family in FAMILIES:
+    for family in (*FAMILIES, *COUNTED):
         for trained, options in (("adapters", ["--rank", "7"]), ("whole", ["--full"])):
             with tempfile.TemporaryDirectory() as folder:
                 runs = {n: [record(program, family, n, s, options, folder) for s in (1, 2)] for n in (2, 4)}
             steps = {n: minus(two, one) for n, (one, two) in runs.items()}
-            tokens = tokens_of(line for line, count in steps[2].items() if count > 0)
             layer = minus(steps[4], steps[2])
+            if family in COUNTED:
+                names = collections.Counter()
+                for line, times in layer.items():
+                    names[line.split(" ")[0].removeprefix("aclnn")] += times / 2
+                print(f"| {family} | {trained} | {sum(names.values()):.0f} | | | | |")
+                details.append(detail(family, trained, names))
+                continue
+            tokens = tokens_of(line for line, count in steps[2].items() if count > 0)
             count, moved, time, floor = 0, 0, 0, 0
             names = collections.Counter()
             for line, times in layer.items():
@@ -151,8 +208,7 @@ def main():
                 names.update({name: 7 for name in per_element})
             print(f"| {family} | {trained} | {count:.0f} | {moved / 1e9:.1f} | {time * 1e3:.1f} | {floor * 1e3:.1f} | "
                   f"{time / floor:.2f} |")
-            listed = ", ".join(f"{n:g} {name}" for name, n in names.most_common() if n)
-            details.append(f"{family}, {trained}: {listed}")
+            details.append(detail(family, trained, names))
     print("\n" + "\n".join(details))
 
 
