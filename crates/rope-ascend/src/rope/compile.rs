@@ -10,7 +10,7 @@ use crate::sys::{AclRtc, aclrtcProg};
 
 /// The kernel sources, in the order in which they include each other; the last has the entry
 /// points.
-pub(crate) const KERNEL_SOURCES: [(&str, &str); 10] = [
+pub(crate) const KERNEL_SOURCES: [(&str, &str); 11] = [
     (
         "rope_tiling.h",
         include_str!("../../kernels/rope/rope_tiling.h"),
@@ -42,6 +42,10 @@ pub(crate) const KERNEL_SOURCES: [(&str, &str); 10] = [
     (
         "rope_swiglu.h",
         include_str!("../../kernels/rope/rope_swiglu.h"),
+    ),
+    (
+        "rope_delta.h",
+        include_str!("../../kernels/rope/rope_delta.h"),
     ),
     (
         "rope_update.h",
@@ -197,7 +201,7 @@ mod tests {
                 mix += 1;
             }
         }
-        assert_eq!((vector, mix), (7, 1));
+        assert_eq!((vector, mix), (9, 1));
     }
 
     #[test]

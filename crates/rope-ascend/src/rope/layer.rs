@@ -22,7 +22,7 @@ const ROW_UNIT: usize = 16;
 /// Rows are the repeats of an instruction.
 const MOST_ROWS: usize = 240;
 /// As the kernels reserve after each of their buffers.
-const SLACK_BYTES: usize = 256;
+pub(super) const SLACK_BYTES: usize = 256;
 const F32_BYTES: usize = size_of::<f32>();
 
 /// A part of a memory: from one of its elements on.
@@ -111,8 +111,8 @@ pub struct Update<'a> {
 /// Work is queued and runs later; the stream's next synchronisation returns its errors.
 #[derive(Debug)]
 pub struct LayerKernels {
-    stream: Stream,
-    kernels: Arc<Kernels>,
+    pub(super) stream: Stream,
+    pub(super) kernels: Arc<Kernels>,
 }
 
 impl LayerKernels {
@@ -440,7 +440,7 @@ impl Drop for LayerKernels {
 
 impl<M: std::ops::Deref<Target = DeviceMemory>> MemoryPart<M> {
     /// The address of its first element, checked to have `elements` after it.
-    fn address(
+    pub(super) fn address(
         &self,
         operation: &'static str,
         name: &'static str,

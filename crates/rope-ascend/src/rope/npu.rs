@@ -282,12 +282,19 @@ fn kernel_names(architecture: u32) -> impl Iterator<Item = String> {
             })
         })
         .chain(
-            ["low_rank", "swiglu", "swiglu_grad", "adamw"]
-                .into_iter()
-                .flat_map(|kernel| {
-                    ["f32", "f16", "bf16"].map(|dtype| format!("rope_{kernel}_{dtype}"))
-                }),
+            [
+                "low_rank",
+                "swiglu",
+                "swiglu_grad",
+                "adamw",
+                "delta_prepare",
+            ]
+            .into_iter()
+            .flat_map(|kernel| {
+                ["f32", "f16", "bf16"].map(|dtype| format!("rope_{kernel}_{dtype}"))
+            }),
         )
         .chain(["rope_square_sums_f32".to_owned()])
+        .chain(["rope_delta_local_f32".to_owned()])
         .chain(matrix.map(str::to_owned))
 }

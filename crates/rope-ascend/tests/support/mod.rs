@@ -13,6 +13,7 @@
     reason = "test code"
 )]
 
+pub mod delta;
 pub mod layer;
 pub mod norm;
 
@@ -53,7 +54,13 @@ pub const FEW_CORES: [(usize, usize, [usize; 2], usize, usize); 4] = [
 pub fn kernel_names(architecture: u32) -> Vec<String> {
     let mut names = Vec::new();
     for dtype in ["f32", "f16", "bf16"] {
-        for kernel in ["low_rank", "swiglu", "swiglu_grad", "adamw"] {
+        for kernel in [
+            "low_rank",
+            "swiglu",
+            "swiglu_grad",
+            "adamw",
+            "delta_prepare",
+        ] {
             names.push(format!("rope_{kernel}_{dtype}"));
         }
         for pairs in ["split", "adjacent", "deinterleave", "interleave"] {
@@ -66,6 +73,7 @@ pub fn kernel_names(architecture: u32) -> Vec<String> {
         }
     }
     names.push("rope_square_sums_f32".to_owned());
+    names.push("rope_delta_local_f32".to_owned());
     if architecture == 2201 {
         names.extend(["rope_matrix_f16", "rope_matrix_bf16"].map(str::to_owned));
     }
