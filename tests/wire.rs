@@ -75,6 +75,14 @@ fn calls() -> Vec<Call> {
     let indices = |shape: &[usize]| (shape.to_vec(), DType::I32);
     let (of_rows, places, shares) = (indices(&[6]), indices(&[5, 3]), f32(&[5, 3]));
     let routed = narrow(&[6, 8]);
+    let (dq, dv, dg) = (
+        narrow(&[1, 70, 1, 8]),
+        narrow(&[1, 70, 2, 8]),
+        f32(&[1, 70, 2]),
+    );
+    let dstates = f32(&[3, 2, 8, 8]);
+    // Version; all states are returned, no size of blocks; two sequences, of 5 and 65 tokens.
+    let delta = ints(&[1, 1, 0, 0, 2, 5, 65]);
     vec![
         call("rope.rotary_pair", &[&x, &k, &angles], &[&x, &k], &rotary),
         call("rope.rotary_single", &[&x, &angles], &[&x], &rotary),
@@ -195,6 +203,18 @@ fn calls() -> Vec<Call> {
             &[&routed, &shares, &tokens, &places],
             &[&routed, &shares],
             &ints(&[1]),
+        ),
+        call(
+            "gated_delta.forward",
+            &[&dq, &dq, &dv, &dg, &dg],
+            &[&dv, &dstates],
+            &delta,
+        ),
+        call(
+            "gated_delta.backward",
+            &[&dq, &dq, &dv, &dg, &dg, &dstates, &dv],
+            &[&dq, &dq, &dv, &dg, &dg],
+            &delta,
         ),
         call(
             "swiglu.forward",

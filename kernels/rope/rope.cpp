@@ -124,11 +124,12 @@ extern "C" ROPE_VECTOR __global__ __aicore__ void rope_square_sums_f32(GM_ADDR x
     extern "C" ROPE_VECTOR __global__ __aicore__ void rope_delta_prepare_##name(          \
         GM_ADDR q, GM_ADDR k, GM_ADDR v, GM_ADDR g, GM_ADDR beta, GM_ADDR qk,             \
         GM_ADDR driven, GM_ADDR left, GM_ADDR base, GM_ADDR numbers, GM_ADDR values,      \
-        rope::DeltaTiling tiling) {                                                       \
+        GM_ADDR gradient, GM_ADDR joint, rope::DeltaTiling tiling) {                                                       \
         KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);                                   \
         AscendC::TPipe pipe;                                                              \
         rope::DeltaPrepare<type> kernel(pipe, tiling);                                    \
-        kernel.Run({q, k, v, g, beta, qk, driven, left, base, numbers, values});          \
+        kernel.Run({q, k, v, g, beta, qk, driven, left, base, numbers, values, gradient,  \
+                    joint});                                                              \
     }
 
 extern "C" ROPE_VECTOR __global__ __aicore__ void rope_delta_local_f32(

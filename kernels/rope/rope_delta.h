@@ -16,6 +16,8 @@
 //                                                 normalises q and k
 //   products [chunk][2 chunk]                     <k(j), q(i)>, <k(j), k(i)> in row j
 //   decays, inverse [chunk][chunk]                P transposed, T
+//   joint   [key_dim + 2 chunk][value_dim]        of the backward; the gradient of the output comes
+//                                                 after key_dim rows
 //
 // Departures. Sums of g are added token by token from one of their ends, never differences of longer
 // sums, which beside a token that forgets all would lose the digits of those that forget little. T
@@ -56,6 +58,8 @@ struct DeltaAddresses {
     GM_ADDR base;
     GM_ADDR numbers;
     GM_ADDR values;
+    GM_ADDR gradient;
+    GM_ADDR joint;
 };
 
 template <typename T>
@@ -80,8 +84,8 @@ public:
 private:
     TPipe& pipe_;
     const DeltaTiling& t_;
-    GlobalTensor<T> q_, k_, v_;
-    GlobalTensor<float> g_, beta_gm_, qk_, driven_, left_, base_, numbers_, values_;
+    GlobalTensor<T> q_, k_, v_, gradient_;
+    GlobalTensor<float> g_, beta_gm_, qk_, driven_, left_, base_, numbers_, values_, joint_;
     AscendC::TQue<TPosition::VECIN, 1> raw_, columns_;
     AscendC::TQue<TPosition::VECOUT, 1> out_, numbers_out_;
     TBuf<TPosition::VECCALC> wide_, work_;
@@ -108,6 +112,8 @@ private:
         Set(base_, a.base, t_.units * (t_.key_dim + kChunk) * t_.key_dim);
         Set(numbers_, a.numbers, t_.units * kDeltaNumbers * kChunk);
         Set(values_, a.values, t_.units * kChunk * t_.value_dim);
+        Set(gradient_, a.gradient, tokens * t_.heads * t_.value_dim);
+        Set(joint_, a.joint, t_.units * (t_.key_dim + 2 * kChunk) * t_.value_dim);
     }
 
     __aicore__ inline void InitBuffers() {
@@ -348,14 +354,24 @@ private:
         const LocalTensor<float> x = Load(v_[from], t_.heads * width, width, first, raw);
         const uint64_t row = unit * kChunk + first;
         StoreScaled(driven_[row * driven], driven, x, beta_[first * kUnit], width);
-        if (t_.keeps) {
-            LocalTensor<float> out = out_.AllocTensor<float>();
-            VectorBarrier();
-            AscendC::Muls(out, x, 1.0f, static_cast<int32_t>(t_.row_tile * width));
-            Store(values_[row * width], width, out, width, t_.row_tile);
-            out_.FreeTensor(out);
-        }
+        if (t_.keeps) StoreWide(values_[row * width], x, width);
         raw_.FreeTensor(raw);
+        if (t_.keeps) {
+            const LocalTensor<float> dout =
+                Load(gradient_[from], t_.heads * width, width, first, raw);
+            const uint64_t joint = unit * (t_.key_dim + 2 * kChunk) + t_.key_dim + first;
+            StoreWide(joint_[joint * width], dout, width);
+            raw_.FreeTensor(raw);
+        }
+    }
+
+    __aicore__ inline void StoreWide(const GlobalTensor<float>& gm, const LocalTensor<float>& x,
+                                     uint32_t width) {
+        LocalTensor<float> out = out_.AllocTensor<float>();
+        VectorBarrier();
+        AscendC::Muls(out, x, 1.0f, static_cast<int32_t>(t_.row_tile * width));
+        Store(gm, width, out, width, t_.row_tile);
+        out_.FreeTensor(out);
     }
 
     // exp(c of the last token) I.

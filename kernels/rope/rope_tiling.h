@@ -160,7 +160,7 @@ struct DeltaTiling {
     uint32_t key_dim;    // multiples of 8
     uint32_t value_dim;
     uint32_t row_tile;  // tokens of a tile: 8, 16, 32 or 64
-    uint32_t keeps;     // v and P are stored
+    uint32_t keeps;     // v, P and the output's gradient are stored
     float scale;        // of q
     float epsilon;
 };

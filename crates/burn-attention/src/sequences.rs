@@ -45,8 +45,8 @@ impl Sequences {
         self.tokens
     }
 
-    /// The sequence of each token, unless there is only one.
-    pub(crate) fn token_sequences(&self) -> Option<&[u32]> {
+    /// Returns the sequence of each token, unless there is only one.
+    pub fn token_sequences(&self) -> Option<&[u32]> {
         self.token_sequences.as_deref()
     }
 }

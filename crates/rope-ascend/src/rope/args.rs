@@ -335,6 +335,8 @@ pub(super) struct DeltaPrepareArgs {
     pub(super) base: u64,
     pub(super) numbers: u64,
     pub(super) values: u64,
+    pub(super) gradient: u64,
+    pub(super) joint: u64,
     pub(super) tiling: DeltaTiling,
 }
 
@@ -407,7 +409,7 @@ unsafe impl ArgumentBlock for SquareSumsArgs {
 
 // SAFETY: as above.
 unsafe impl ArgumentBlock for DeltaPrepareArgs {
-    const ADDRESSES: usize = 11;
+    const ADDRESSES: usize = 13;
     const CORES: Cores = Cores::Vector;
 }
 

@@ -148,8 +148,19 @@ pub struct DeltaPrepare<'a> {
     /// Receives g, beta, exp(sum of g up to the token), exp(sum of g after it), and what normalises
     /// q and k: `[.., 6, 64]`.
     pub numbers: MemoryPart<&'a mut DeviceMemory>,
+    /// Of the backward.
+    pub backward: Option<DeltaGradient<'a>>,
+}
+
+/// The inputs of the products of a backward; see [`DeltaPrepare`].
+#[derive(Debug)]
+pub struct DeltaGradient<'a> {
+    /// The gradient of the output, as v.
+    pub gradient: MemoryPart<&'a DeviceMemory>,
     /// Receives v, `[.., 64, value_dim]`.
-    pub values: Option<MemoryPart<&'a mut DeviceMemory>>,
+    pub values: MemoryPart<&'a mut DeviceMemory>,
+    /// Receives the gradient after `key_dim` rows, `[.., key_dim + 128, value_dim]`.
+    pub joint: MemoryPart<&'a mut DeviceMemory>,
 }
 
 /// What a chunk's tokens write and read of each other, from products of its q and k.
@@ -211,10 +222,23 @@ impl LayerKernels {
             request.beta.address(OP, "beta", f32, numbers, stream)?,
         ];
         let of_units = |rows: usize, columns: usize| units.saturating_mul(rows * columns);
-        let (keys, values) = (sizes.key_dim, sizes.value_dim);
-        let keeps = request.values.is_some();
+        let keys = sizes.key_dim;
+        let keeps = request.backward.is_some();
+        let [folded, joint] = [CHUNK, keys + 2 * CHUNK].map(|rows| of_units(rows, sizes.value_dim));
+        let [gradient, folded, joint] = match request.backward {
+            Some(backward) => [
+                backward
+                    .gradient
+                    .address(OP, "the gradient", element, values, stream)?,
+                backward
+                    .values
+                    .address(OP, "the values", f32, folded, stream)?,
+                backward.joint.address(OP, "joint", f32, joint, stream)?,
+            ],
+            None => [0; 3],
+        };
         let qk = of_units(2 * CHUNK, keys);
-        let driven = of_units(CHUNK, keys + values);
+        let driven = of_units(CHUNK, keys + sizes.value_dim);
         let (left, base) = (of_units(CHUNK, keys + CHUNK), of_units(keys + CHUNK, keys));
         let numbers = of_units(NUMBERS, CHUNK);
         let mut args = DeltaPrepareArgs {
@@ -230,12 +254,9 @@ impl LayerKernels {
             numbers: request
                 .numbers
                 .address(OP, "the numbers", f32, numbers, stream)?,
-            values: match request.values {
-                Some(part) => {
-                    part.address(OP, "the values", f32, of_units(CHUNK, values), stream)?
-                }
-                None => 0,
-            },
+            values: folded,
+            gradient,
+            joint,
             tiling: sizes.tiling(&chunks, 0, keeps),
         };
         let machine = self.kernels.machine();
@@ -243,10 +264,10 @@ impl LayerKernels {
         args.tiling.epsilon = epsilon;
         let kernel = format!("rope_delta_prepare_{}", element.name());
         let blocks = units.min(machine.vector_cores as usize) as u32;
-        // SAFETY: `DeltaPrepareArgs` is `repr(C)`: eleven eight-byte addresses and a tiling of 56
+        // SAFETY: `DeltaPrepareArgs` is `repr(C)`: thirteen eight-byte addresses and a tiling of 56
         // bytes whose fields leave no gap, and mirrors the kernel's parameters (asserted in args.rs
         // and rope_tiling.h). The addresses are those of memory of this stream, checked to hold
-        // their tensors, or 0 for values that the tiling says are not kept. The kernels live until
+        // their tensors, or 0 for those that the tiling says are not kept. The kernels live until
         // `Drop` has synchronised the stream.
         unsafe { self.kernels.launch(stream, &kernel, blocks, args) }
     }

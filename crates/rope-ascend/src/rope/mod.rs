@@ -20,7 +20,7 @@ mod rotator;
 mod tiling;
 
 pub use args::{KernelType, UpdateFactors};
-pub use delta::{DeltaLocal, DeltaPrepare, DeltaSizes};
+pub use delta::{DeltaGradient, DeltaLocal, DeltaPrepare, DeltaSizes};
 pub(crate) use kernel_files::CACHE_VARIABLE;
 pub use kernels::Kernels;
 pub use layer::{Gate, GateBackward, LayerKernels, LowRankTerm, MemoryPart, Update};

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use rope_ascend::rope::{DeltaLocal, DeltaPrepare, DeltaSizes, LayerKernels};
+use rope_ascend::rope::{DeltaGradient, DeltaLocal, DeltaPrepare, DeltaSizes, LayerKernels};
 
 use super::layer::{MARGIN, numbers, part, part_mut, text};
 use super::{Bench, Number};
@@ -44,6 +44,7 @@ struct Inputs {
     v: Vec<f64>,
     g: Vec<f64>,
     beta: Vec<f64>,
+    gradient: Vec<f64>,
 }
 
 fn inputs<T: Number>(case: &Case) -> Inputs {
@@ -88,6 +89,7 @@ fn inputs<T: Number>(case: &Case) -> Inputs {
         v: draw(3, heads * value_dim).map(rounded).collect(),
         g: g.collect(),
         beta: beta.collect(),
+        gradient: draw(6, heads * value_dim).map(rounded).collect(),
     }
 }
 
@@ -161,9 +163,9 @@ fn units<'a>(case: &Case, inputs: &'a Inputs) -> Vec<Unit<'a>> {
     units.map(unit).collect()
 }
 
-/// The expected outputs of the first kernel: qk, driven, left, base, numbers and values.
-fn prepared(case: &Case, inputs: &Inputs) -> [Vec<f64>; 6] {
-    let mut out: [Vec<f64>; 6] = Default::default();
+/// The expected outputs of the first kernel: qk, driven, left, base, numbers, values and joint.
+fn prepared(case: &Case, inputs: &Inputs) -> [Vec<f64>; 7] {
+    let mut out: [Vec<f64>; 7] = Default::default();
     for unit in units(case, inputs) {
         let [q, k] = unit.keys();
         let beta: Vec<f64> = (0..CHUNK).map(|i| unit.number(&inputs.beta, i)).collect();
@@ -175,6 +177,7 @@ fn prepared(case: &Case, inputs: &Inputs) -> [Vec<f64>; 6] {
         for (row, _) in q.iter().chain(&k) {
             out[0].extend(row);
         }
+        out[6].extend(vec![f64::from(MARK); key_dim * value_dim]);
         for i in 0..CHUNK {
             let v = unit.row(&inputs.v, case.sizes.heads, value_dim, i);
             out[1].extend(v.iter().map(|v| v * beta[i]));
@@ -182,7 +185,9 @@ fn prepared(case: &Case, inputs: &Inputs) -> [Vec<f64>; 6] {
             out[2].extend(k[i].0.iter().map(|k| k * to_end[i]));
             out[2].extend([f64::from(MARK); CHUNK]);
             out[5].extend(&v);
+            out[6].extend(unit.row(&inputs.gradient, case.sizes.heads, value_dim, i));
         }
+        out[6].extend(vec![f64::from(MARK); CHUNK * value_dim]);
         for row in 0..key_dim {
             let through = |column| {
                 if row == column {
@@ -297,6 +302,7 @@ pub fn delta<T: Number>(bench: &Bench, kernels: &LayerKernels, case: &Case) -> R
     };
     let upload = |x: &[f64]| stream.upload(&padded(x)).map_err(text);
     let [q, k, v] = [upload(&inputs.q)?, upload(&inputs.k)?, upload(&inputs.v)?];
+    let gradient = upload(&inputs.gradient)?;
     let [g, beta] = [&inputs.g, &inputs.beta].map(|x| stream.upload(&single(x)).map_err(text));
     let (g, beta) = (g?, beta?);
     let expected = prepared(case, &inputs);
@@ -305,8 +311,8 @@ pub fn delta<T: Number>(bench: &Bench, kernels: &LayerKernels, case: &Case) -> R
     for expected in &expected {
         outputs.push(marks(expected.len())?);
     }
-    let [qk, driven, left, base, numbers, values] = &mut outputs[..] else {
-        unreachable!("six outputs")
+    let [qk, driven, left, base, numbers, values, joint] = &mut outputs[..] else {
+        unreachable!("seven outputs")
     };
     kernels
         .prepare_delta(DeltaPrepare {
@@ -324,11 +330,15 @@ pub fn delta<T: Number>(bench: &Bench, kernels: &LayerKernels, case: &Case) -> R
             left: part_mut(left),
             base: part_mut(base),
             numbers: part_mut(numbers),
-            values: case.keeps.then(|| part_mut(values)),
+            backward: case.keeps.then(|| DeltaGradient {
+                gradient: part(&gradient),
+                values: part_mut(values),
+                joint: part_mut(joint),
+            }),
         })
         .map_err(text)?;
     stream.synchronize().map_err(text)?;
-    let names = ["qk", "driven", "left", "base", "numbers", "values"];
+    let names = ["qk", "driven", "left", "base", "numbers", "values", "joint"];
     let DeltaSizes {
         key_dim, value_dim, ..
     } = case.sizes;
@@ -339,11 +349,12 @@ pub fn delta<T: Number>(bench: &Bench, kernels: &LayerKernels, case: &Case) -> R
         key_dim,
         CHUNK,
         value_dim,
+        value_dim,
     ];
     for (index, name) in names
         .into_iter()
         .enumerate()
-        .take(5 + usize::from(case.keeps))
+        .take(5 + 2 * usize::from(case.keeps))
     {
         let found = stream.download(&outputs[index]).map_err(text)?;
         let what = format!("{case:?}: {name}");
