@@ -78,6 +78,14 @@ fn calls() -> Vec<Call> {
     let (samples, taps) = (narrow(&[2, 5, 8]), narrow(&[8, 4]));
     // Version; one sequence after the first, from token 2.
     let sequences = ints(&[1, 1, 2]);
+    let (dq, dv, dg) = (
+        narrow(&[1, 70, 1, 8]),
+        narrow(&[1, 70, 2, 8]),
+        f32(&[1, 70, 2]),
+    );
+    let dstates = f32(&[3, 2, 8, 8]);
+    // Version; all states are returned, no size of blocks; a second sequence, from token 5.
+    let delta = ints(&[1, 1, 0, 0, 1, 5]);
     vec![
         call("rope.rotary_pair", &[&x, &k, &angles], &[&x, &k], &rotary),
         call("rope.rotary_single", &[&x, &angles], &[&x], &rotary),
@@ -210,6 +218,18 @@ fn calls() -> Vec<Call> {
             &[&samples, &taps, &samples],
             &[&samples, &taps],
             &sequences,
+        ),
+        call(
+            "gated_delta.forward",
+            &[&dq, &dq, &dv, &dg, &dg],
+            &[&dv, &dstates],
+            &delta,
+        ),
+        call(
+            "gated_delta.backward",
+            &[&dq, &dq, &dv, &dg, &dg, &dstates, &dv],
+            &[&dq, &dq, &dv, &dg, &dg],
+            &delta,
         ),
         call(
             "swiglu.forward",

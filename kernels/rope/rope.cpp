@@ -1,8 +1,8 @@
 // Entry points: one for each element type and pairing, of the rotation, the gradient of the angles,
 // and the norm with the rotation and its backward; one for each element type of the low-rank term,
-// the gate of a feed-forward network, the short convolution, the backward of both, and the AdamW
-// update with rounded values; one of the sums of squares; and for each 16-bit type one with a cube
-// core.
+// the gate of a feed-forward network, the short convolution, the backward of both, the AdamW update
+// with rounded values, and the inputs of the gated delta rule's products; one of the sums of
+// squares, and of the rule's chunks; and for each 16-bit type one with a cube core.
 //
 // All take device addresses and the tiling by value. An absent tensor (no k) is a null address with
 // no heads.
@@ -13,6 +13,7 @@
 // CANN 8.5 on. A compiler that does not know them wants ROPE_NO_QUALIFIERS.
 #include "kernel_operator.h"
 #include "rope_angle_grad.h"
+#include "rope_delta.h"
 #include "rope_low_rank.h"
 #include "rope_norm.h"
 #include "rope_rotate.h"
@@ -134,7 +135,29 @@ extern "C" ROPE_VECTOR __global__ __aicore__ void rope_square_sums_f32(GM_ADDR x
     kernel.Run(x, sums);
 }
 
+#define ROPE_DELTA_PREPARE(name, type)                                                    \
+    extern "C" ROPE_VECTOR __global__ __aicore__ void rope_delta_prepare_##name(          \
+        GM_ADDR q, GM_ADDR k, GM_ADDR v, GM_ADDR g, GM_ADDR beta, GM_ADDR qk,             \
+        GM_ADDR driven, GM_ADDR left, GM_ADDR base, GM_ADDR numbers, GM_ADDR values,      \
+        GM_ADDR gradient, GM_ADDR joint, rope::DeltaTiling tiling) {                                                       \
+        KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);                                   \
+        AscendC::TPipe pipe;                                                              \
+        rope::DeltaPrepare<type> kernel(pipe, tiling);                                    \
+        kernel.Run({q, k, v, g, beta, qk, driven, left, base, numbers, values, gradient,  \
+                    joint});                                                              \
+    }
+
+extern "C" ROPE_VECTOR __global__ __aicore__ void rope_delta_local_f32(
+    GM_ADDR products, GM_ADDR numbers, GM_ADDR left, GM_ADDR inverse, GM_ADDR decays,
+    rope::DeltaTiling tiling) {
+    KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
+    AscendC::TPipe pipe;
+    rope::DeltaLocal kernel(pipe, tiling);
+    kernel.Run(products, numbers, left, inverse, decays);
+}
+
 #define ROPE_OF_TYPE(name, type)                          \
+    ROPE_DELTA_PREPARE(name, type)                        \
     ROPE_SWIGLU(name, type)                               \
     ROPE_SHORT_CONVOLUTION(name, type)                    \
     ROPE_ADAMW(name, type)                                \

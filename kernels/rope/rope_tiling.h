@@ -158,6 +158,24 @@ struct AdamWTiling {
     uint32_t reserved;
 };
 
+constexpr uint32_t kDeltaNumbers = 6;  // rows of numbers of a chunk's tokens
+
+// Of rope_delta.h.
+struct DeltaTiling {
+    uint64_t tokens;    // of a sample
+    uint64_t units;     // chunks times matrices
+    uint32_t matrices;  // samples times heads
+    uint32_t first_chunk;
+    uint32_t key_heads;
+    uint32_t heads;
+    uint32_t key_dim;    // multiples of 8
+    uint32_t value_dim;
+    uint32_t row_tile;  // tokens of a tile: 8, 16, 32 or 64
+    uint32_t keeps;     // v, P and the output's gradient are stored
+    float scale;        // of q
+    float epsilon;
+};
+
 static_assert(sizeof(Tensor) == 32, "mirrored in args.rs");
 static_assert(sizeof(Span) == 12, "mirrored in args.rs");
 static_assert(sizeof(Route) == 2, "mirrored in args.rs");
@@ -182,5 +200,7 @@ static_assert(offsetof(ShortConvolutionTiling, channels) == 8, "mirrored in args
 static_assert(sizeof(DenseTiling) == 16, "mirrored in args.rs");
 static_assert(sizeof(AdamWTiling) == 48, "mirrored in args.rs");
 static_assert(offsetof(AdamWTiling, scale) == 12, "mirrored in args.rs");
+static_assert(sizeof(DeltaTiling) == 56, "mirrored in args.rs");
+static_assert(offsetof(DeltaTiling, scale) == 48, "mirrored in args.rs");
 
 }  // namespace rope

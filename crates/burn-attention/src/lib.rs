@@ -60,6 +60,7 @@ pub mod composed {
     pub use crate::adamw::composed as adamw;
     pub use crate::adapter::composed as adapter;
     pub use crate::attention::blocks as attention;
+    pub use crate::gated_delta::composed as gated_delta;
     pub use crate::grouped_linear::composed as grouped_linear;
     pub use crate::layer_norm::composed as layer_norm;
     pub use crate::rms_norm::composed as rms_norm;

@@ -7,6 +7,7 @@ use burn_remote::server::CustomOpRegistry;
 use crate::adamw::{self, AdamWOps};
 use crate::adapter::{self, AdapterOps};
 use crate::attention::{self, AttentionOps};
+use crate::gated_delta::{self, GatedDeltaOps};
 use crate::grouped_linear::{self, GroupedLinearOps};
 use crate::layer_norm::{self, LayerNormOps};
 use crate::rms_norm::{self, RmsNormOps};
@@ -20,6 +21,7 @@ pub trait ServedOps:
     + AdamWOps
     + AdapterOps
     + AttentionOps
+    + GatedDeltaOps
     + GroupedLinearOps
     + LayerNormOps
     + RmsNormOps
@@ -34,6 +36,7 @@ impl<B> ServedOps for B where
         + AdamWOps
         + AdapterOps
         + AttentionOps
+        + GatedDeltaOps
         + GroupedLinearOps
         + LayerNormOps
         + RmsNormOps
@@ -51,6 +54,7 @@ pub fn register<B: ServedOps>(operations: &mut CustomOpRegistry<B>) {
     adamw::wire::register(operations);
     adapter::wire::register(operations);
     attention::wire::register(operations);
+    gated_delta::wire::register(operations);
     grouped_linear::wire::register(operations);
     layer_norm::wire::register(operations);
     rms_norm::wire::register(operations);

@@ -3,6 +3,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+#[cfg(feature = "remote")]
+use burn_fused::{Reader, Writer};
+
 use crate::error::{AttentionError, Result};
 
 /// The division of each row's tokens into sequences. Build it once per step for all layers.
@@ -55,6 +58,37 @@ impl Sequences {
     /// The sequence of each token, unless there is only one.
     pub(crate) fn token_sequences(&self) -> Option<&[u32]> {
         self.token_sequences.as_deref()
+    }
+}
+
+/// The most tokens of a row that sequences divide: a tensor without elements may state any sizes.
+#[cfg(feature = "remote")]
+pub(crate) const MOST_TOKENS: usize = 1 << 26;
+
+/// On the wire: the number of sequences after the first, and the index of each one's first token.
+#[cfg(feature = "remote")]
+impl Sequences {
+    pub(crate) fn write(&self, numbers: &mut Writer) {
+        let starts = self.starts();
+        numbers.size(starts.len() - 1);
+        starts[1..].iter().for_each(|start| numbers.size(*start));
+    }
+
+    /// Reads those of an operation whose first tensor is `[batch, tokens, ..]`.
+    pub(crate) fn read(numbers: &mut Reader<'_>) -> Result<Self> {
+        let first = numbers.shapes().first();
+        let tokens = first.and_then(|shape| shape.get(1).copied()).unwrap_or(0);
+        let most = if tokens > MOST_TOKENS { 0 } else { tokens };
+        let count = numbers.size("the sequences after the first", most)?;
+        if count == 0 {
+            return Ok(Self::whole(tokens));
+        }
+        let mut cu_seqlens = vec![0];
+        for _ in 0..count {
+            cu_seqlens.push(numbers.size("the first token of a sequence", tokens)?);
+        }
+        cu_seqlens.push(tokens);
+        Self::packed(&cu_seqlens, tokens)
     }
 }
 

@@ -23,9 +23,12 @@ use std::path::Path;
 use ascend_sim::abi::runtime::aclrtMemcpy;
 use ascend_sim::{Machine, Violation, control};
 use half::{bf16, f16};
-use rope_ascend::rope::{AngleGradient, Heads, LayerKernels, Operand, Rotation, Rotator, Unit};
+use rope_ascend::rope::{
+    AngleGradient, DeltaSizes, Heads, LayerKernels, Operand, Rotation, Rotator, Unit,
+};
 use rope_ascend::safe::DeviceBuffer;
 use rope_core::{Direction, Geometry, HeadNorm, HeadsLayout, Layout, NormOrder, Pairing, Strides};
+use support::delta;
 use support::layer::{self, Case as LayerCase};
 use support::norm::{Case as NormCase, run as run_norm, run_into as run_norm_into};
 use support::rotate_plainly;
@@ -33,7 +36,7 @@ use support::{At, Bench, FEW_CORES, Number, Numbers, angles, index, kernel_names
 
 /// Read by `rope_fault`.
 const VARIABLE: &str = "ROPE_FAULT";
-const FILES: [&str; 11] = [
+const FILES: [&str; 12] = [
     "rope_tiling.h",
     "rope_base.h",
     "rope_matrix.h",
@@ -43,6 +46,7 @@ const FILES: [&str; 11] = [
     "rope_low_rank.h",
     "rope_short_convolution.h",
     "rope_swiglu.h",
+    "rope_delta.h",
     "rope_update.h",
     "rope.cpp",
 ];
@@ -55,6 +59,7 @@ const LOW_RANK: &str = "rope_low_rank.h";
 const CONVOLUTION: &str = "rope_short_convolution.h";
 const SWIGLU: &str = "rope_swiglu.h";
 const UPDATE: &str = "rope_update.h";
+const DELTA: &str = "rope_delta.h";
 const BARRIER: &str = "VectorBarrier();";
 /// The number that lets half of the blocks do the work of all: the others are beyond the launch.
 const HALF: i32 = -2;
@@ -89,6 +94,25 @@ macro_rules! faults {
 }
 
 const FAULTS: &[Fault] = faults! {
+    DELTA "a token forgets by g of the one before it" => Wrong;
+        "decays[(j + 1) * kChunk], spread_[(j + 1) * kUnit]" =>
+            "decays[(j + 1) * kChunk], spread_[(j + 1 - (FAULT)) * kUnit]";
+    DELTA "tokens after the last are those of another chunk" => Wrong;
+        "if (rows < t_.row_tile) {" => "if (rows < t_.row_tile && !(FAULT && rows > 0)) {";
+    DELTA "A has g in place of beta" => Wrong;
+        "rates, Rows{kChunk, 0}" => "rates, Rows{FAULT ? 0 : kChunk, 0}";
+    DELTA "the last token reads no write of the one before it" => Wrong;
+        "j + 1 < kChunk; ++j" => "j + 1 + (FAULT) < kChunk; ++j";
+    DELTA "k has the factor of q" => Wrong;
+        "Normalise(k, x, norms, 1.0f);" => "Normalise(k, x, norms, FAULT ? t_.scale : 1.0f);";
+    DELTA "a head of v has the next head of k" => Wrong;
+        "head / (t_.heads / t_.key_heads)" =>
+            "(FAULT ? head % t_.key_heads : head / (t_.heads / t_.key_heads))";
+    DELTA "lanes beyond the first are not in a norm" => Wrong;
+        "for (uint32_t lane = kLanes; lane < width; lane += kLanes) {\n            VectorBarrier();" =>
+            "for (uint32_t lane = kLanes; lane < width && !(FAULT); lane += kLanes) {\n            VectorBarrier();";
+    DELTA "products are not given back" => By("queue", "FreeTensor is missing");
+        "        slots_.FreeTensor(slot);" => "        if (!(FAULT)) slots_.FreeTensor(slot);";
     LOW_RANK "a sum is rounded towards zero" => Wrong;
         "ConvertRows(slot, columns, sum, columns, RoundMode::CAST_RINT," =>
             "ConvertRows(slot, columns, sum, columns, \
@@ -379,6 +403,7 @@ enum Trials {
     Vector,
     Norm,
     Layer,
+    Delta,
     Cube,
     TwoCores,
     FarHeads,
@@ -396,6 +421,7 @@ fn by_vector_cores(file: &str) -> Trials {
     match file {
         NORM => Trials::Norm,
         LOW_RANK | CONVOLUTION | SWIGLU | UPDATE => Trials::Layer,
+        DELTA => Trials::Delta,
         _ => Trials::Vector,
     }
 }
@@ -953,6 +979,34 @@ fn try_layers(binary: &[u8]) -> Found {
     try_one(binary, machine, "layers".to_owned(), &run)
 }
 
+/// The trials of the kernels of the gated delta rule: rows in several tiles, a whole chunk and a
+/// part of one.
+fn try_delta(binary: &[u8]) -> Found {
+    let machine = Machine {
+        vector_cores: 2,
+        ..Machine::default()
+    };
+    let case = |tokens| delta::Case {
+        sizes: DeltaSizes {
+            batch: 1,
+            tokens,
+            key_heads: 2,
+            heads: 4,
+            key_dim: 136,
+            value_dim: 16,
+        },
+        chunks: 1..2,
+        kind: delta::Kind::Random,
+        keeps: true,
+    };
+    let run = |bench: &Bench| {
+        let kernels = LayerKernels::new(&bench.stream, bench.kernels.clone());
+        delta::delta::<bf16>(bench, &kernels, &case(70))?;
+        delta::delta::<f32>(bench, &kernels, &case(128))
+    };
+    try_one(binary, machine, "delta".to_owned(), &run)
+}
+
 /// The trials of the rotation and of the angles' gradients by the vector cores in order, until one
 /// is not as it should be.
 fn try_all(binary: &[u8]) -> Found {
@@ -1052,6 +1106,7 @@ fn every_fault_in_the_kernels_is_caught() {
         Trials::Cube => try_cube(&binary),
         Trials::Norm => try_norm(&binary),
         Trials::Layer => try_layers(&binary),
+        Trials::Delta => try_delta(&binary),
         Trials::Vector => try_all(&binary),
         Trials::TwoCores => try_two_cores(&binary),
         Trials::FarHeads => try_far_heads(&binary),
@@ -1061,6 +1116,7 @@ fn every_fault_in_the_kernels_is_caught() {
         Trials::Vector,
         Trials::Norm,
         Trials::Layer,
+        Trials::Delta,
         Trials::TwoCores,
         Trials::FarHeads,
     ];

@@ -6,9 +6,11 @@ mod support;
 use half::{bf16, f16};
 use rope_ascend::AscendError;
 use rope_ascend::rope::{
-    KernelType, LayerKernels, LowRankTerm, MemoryPart, ShortConvolution, ShortConvolutionGradients,
+    DeltaSizes, KernelType, LayerKernels, LowRankTerm, MemoryPart, ShortConvolution,
+    ShortConvolutionGradients,
 };
 use support::Bench;
+use support::delta::{self, delta};
 use support::layer::{Case, Convolution, convolution, gate, low_rank, square_sums, update};
 
 fn run_all(bench: &Bench, kernels: &LayerKernels, case: Case) {
@@ -254,6 +256,96 @@ fn sums_of_squares_of_all_sizes() {
             for chunk in [128, 4096] {
                 square_sums(bench, kernels, [count, chunk]).unwrap();
             }
+        }
+    });
+}
+
+const DELTA: DeltaSizes = DeltaSizes {
+    batch: 1,
+    tokens: 64,
+    key_heads: 1,
+    heads: 1,
+    key_dim: 24,
+    value_dim: 16,
+};
+
+fn run_delta(bench: &Bench, kernels: &LayerKernels, case: &delta::Case) {
+    delta::<bf16>(bench, kernels, case).unwrap();
+    delta::<f16>(bench, kernels, case).unwrap();
+    delta::<f32>(bench, kernels, case).unwrap();
+}
+
+#[test]
+fn chunks_of_all_lengths() {
+    on_machines(|bench, kernels| {
+        for tokens in [1, 63, 64, 65, 200] {
+            let case = delta::Case {
+                sizes: DeltaSizes { tokens, ..DELTA },
+                chunks: 0..tokens.div_ceil(64),
+                kind: delta::Kind::Random,
+                keeps: tokens == 65,
+            };
+            run_delta(bench, kernels, &case);
+        }
+        let case = delta::Case {
+            sizes: DeltaSizes {
+                key_dim: 128,
+                value_dim: 128,
+                ..DELTA
+            },
+            chunks: 0..1,
+            kind: delta::Kind::Random,
+            keeps: true,
+        };
+        run_delta(bench, kernels, &case);
+    });
+}
+
+#[test]
+fn heads_samples_channels_and_parts_of_chunks() {
+    on_machines(|bench, kernels| {
+        for (heads, channels) in [(2, [(8, 24), (136, 16)]), (4, [(40, 72), (16, 264)])] {
+            for (key_dim, value_dim) in channels {
+                let sizes = DeltaSizes {
+                    batch: 2,
+                    tokens: 150,
+                    key_heads: 2,
+                    heads,
+                    key_dim,
+                    value_dim,
+                };
+                let case = delta::Case {
+                    sizes,
+                    chunks: 1..3,
+                    kind: delta::Kind::Random,
+                    keeps: true,
+                };
+                run_delta(bench, kernels, &case);
+            }
+        }
+    });
+}
+
+#[test]
+fn similar_keys_strong_decays_and_borders() {
+    on_machines(|bench, kernels| {
+        for kind in [
+            delta::Kind::Similar,
+            delta::Kind::Forgetful,
+            delta::Kind::Packed,
+        ] {
+            let case = delta::Case {
+                sizes: DeltaSizes {
+                    tokens: 200,
+                    key_dim: 32,
+                    value_dim: 16,
+                    ..DELTA
+                },
+                chunks: 0..4,
+                kind,
+                keeps: true,
+            };
+            run_delta(bench, kernels, &case);
         }
     });
 }

@@ -4,6 +4,7 @@
 mod adamw;
 mod adapter;
 mod attention;
+mod gated_delta;
 mod grouped_linear;
 mod norm_rotary;
 mod norms;

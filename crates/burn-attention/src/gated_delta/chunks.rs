@@ -33,12 +33,12 @@ use super::op::{GatedDeltaOp, Sizes};
 use super::{NORM_EPSILON, chunk_tokens};
 
 /// The elements of a block's largest tensors, unless a chunk has more: 16 MiB in f32.
-const BLOCK_ELEMS: usize = 1 << 22;
+pub const BLOCK_ELEMS: usize = 1 << 22;
 /// The logarithm of a decay of 0: finite, so that no product with it is NaN.
 const FORGOTTEN: f64 = -1e30;
 
 /// The output and the states of [`GatedDeltaOps`](super::GatedDeltaOps).
-pub(super) fn forward<B: Backend>(
+pub fn forward<B: Backend>(
     [q, k, v, g, beta]: [FloatTensor<B>; 5],
     op: &GatedDeltaOp,
 ) -> (FloatTensor<B>, FloatTensor<B>) {

@@ -10,7 +10,7 @@ use super::chunks::{Local, Run, at, transpose};
 use super::op::{GatedDeltaOp, KeptStates};
 
 /// The gradients of q, k, v, g and beta.
-pub(super) fn backward<B: Backend>(
+pub fn backward<B: Backend>(
     kept: KeptStates<B>,
     gradient: FloatTensor<B>,
     op: &GatedDeltaOp,

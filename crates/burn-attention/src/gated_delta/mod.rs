@@ -6,6 +6,8 @@ mod chunks;
 mod flex;
 mod gradients;
 mod op;
+#[cfg(feature = "remote")]
+pub(crate) mod wire;
 
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::FloatTensor;
@@ -22,6 +24,13 @@ use op::Sizes;
 
 pub use op::{GatedDeltaOp, GatedDeltaOps, KeptStates};
 
+/// The operation on chunks of tokens, composed of ordinary tensor operations.
+pub mod composed {
+    pub use super::NORM_EPSILON;
+    pub use super::chunks::{BLOCK_ELEMS, forward};
+    pub use super::gradients::backward;
+}
+
 /// Tokens of a chunk, unless there are fewer.
 const CHUNK: usize = 64;
 
@@ -31,7 +40,7 @@ fn chunk_tokens(tokens: usize) -> usize {
 }
 
 /// Added to the sum of the squares of q and of k before its root.
-const NORM_EPSILON: f64 = 1e-6;
+pub const NORM_EPSILON: f64 = 1e-6;
 
 /// Computes linear attention with the gated delta rule: as matrix products over chunks of 64 tokens,
 /// and forward on the CPU backend token by token. Build it once per step.

@@ -190,7 +190,3 @@ operation! {
 /// Chunks of ordinary operations.
 #[cfg(feature = "cube")]
 impl GatedDeltaOps for burn::backend::Cube {}
-
-/// Chunks of ordinary operations, each sent separately: their tensors stay on the device.
-#[cfg(feature = "remote")]
-impl GatedDeltaOps for burn::backend::Remote {}

@@ -1,5 +1,4 @@
-//! The convolution as custom operations. The numbers are the sequences after the first, and the
-//! index of each one's first token.
+//! The convolution as custom operations. The numbers are those of the sequences.
 
 use burn::backend::{Remote, tensor::FloatTensor};
 use burn_fused::{Reader, WireOp, Writer, like, send};
@@ -7,9 +6,6 @@ use burn_fused::{Reader, WireOp, Writer, like, send};
 use super::op::{ShortConvolutionOp, ShortConvolutionOps};
 use crate::error::{AttentionError, Result};
 use crate::sequences::Sequences;
-
-/// The most tokens of a row that sequences divide: a tensor without elements may state any sizes.
-const MOST_TOKENS: usize = 1 << 26;
 
 /// The custom operations.
 const FORWARD: &str = "short_convolution.forward";
@@ -20,26 +16,11 @@ impl WireOp for ShortConvolutionOp {
     type Error = AttentionError;
 
     fn write(&self, numbers: &mut Writer) {
-        let starts = self.sequences.starts();
-        numbers.size(starts.len() - 1);
-        starts[1..].iter().for_each(|start| numbers.size(*start));
+        self.sequences.write(numbers);
     }
 
     fn read(numbers: &mut Reader<'_>) -> Result<Self> {
-        let first = numbers.shapes().first();
-        let tokens = first.and_then(|shape| shape.get(1).copied()).unwrap_or(0);
-        let most = if tokens > MOST_TOKENS { 0 } else { tokens };
-        let count = numbers.size("the sequences after the first", most)?;
-        if count == 0 {
-            let sequences = Sequences::whole(tokens);
-            return Ok(Self { sequences });
-        }
-        let mut cu_seqlens = vec![0];
-        for _ in 0..count {
-            cu_seqlens.push(numbers.size("the first token of a sequence", tokens)?);
-        }
-        cu_seqlens.push(tokens);
-        let sequences = Sequences::packed(&cu_seqlens, tokens)?;
+        let sequences = Sequences::read(numbers)?;
         Ok(Self { sequences })
     }
 }
@@ -151,7 +132,7 @@ mod tests {
 
     #[test]
     fn foreign_numbers_are_refused_by_name() {
-        let wide = MOST_TOKENS + 1;
+        let wide = crate::sequences::MOST_TOKENS + 1;
         for (numbers, tokens, part) in [
             (&[2, 0][..], 7, "the version"),
             (&[1, 8], 7, "the sequences after the first"),

@@ -332,6 +332,53 @@ pub(super) struct SquareSumsArgs {
     pub(super) tiling: DenseTiling,
 }
 
+/// The parameters of the kernels of the gated delta rule; described in `rope_tiling.h`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct DeltaTiling {
+    pub(super) tokens: u64,
+    pub(super) units: u64,
+    pub(super) matrices: u32,
+    pub(super) first_chunk: u32,
+    pub(super) key_heads: u32,
+    pub(super) heads: u32,
+    pub(super) key_dim: u32,
+    pub(super) value_dim: u32,
+    pub(super) row_tile: u32,
+    pub(super) keeps: u32,
+    pub(super) scale: f32,
+    pub(super) epsilon: f32,
+}
+
+/// Argument block of `rope_delta_prepare_*`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DeltaPrepareArgs {
+    /// q, k, v, g and beta.
+    pub(super) inputs: [u64; 5],
+    pub(super) qk: u64,
+    pub(super) driven: u64,
+    pub(super) left: u64,
+    pub(super) base: u64,
+    pub(super) numbers: u64,
+    pub(super) values: u64,
+    pub(super) gradient: u64,
+    pub(super) joint: u64,
+    pub(super) tiling: DeltaTiling,
+}
+
+/// Argument block of `rope_delta_local_f32`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DeltaLocalArgs {
+    pub(super) products: u64,
+    pub(super) numbers: u64,
+    pub(super) left: u64,
+    pub(super) inverse: u64,
+    pub(super) decays: u64,
+    pub(super) tiling: DeltaTiling,
+}
+
 /// An argument block of a kernel: device addresses, then a tiling.
 ///
 /// # Safety
@@ -393,6 +440,18 @@ unsafe impl ArgumentBlock for SquareSumsArgs {
     const CORES: Cores = Cores::Vector;
 }
 
+// SAFETY: as above.
+unsafe impl ArgumentBlock for DeltaPrepareArgs {
+    const ADDRESSES: usize = 13;
+    const CORES: Cores = Cores::Vector;
+}
+
+// SAFETY: as above.
+unsafe impl ArgumentBlock for DeltaLocalArgs {
+    const ADDRESSES: usize = 5;
+    const CORES: Cores = Cores::Vector;
+}
+
 const _: () = {
     use std::mem::offset_of;
     assert!(size_of::<TensorLayout>() == 32);
@@ -427,6 +486,10 @@ const _: () = {
     assert!(offset_of!(AdamWTiling, factors) == 12);
     assert!(size_of::<AdamWArgs>() == AdamWArgs::ADDRESSES * ADDRESS_BYTES + 48);
     assert!(size_of::<SquareSumsArgs>() == SquareSumsArgs::ADDRESSES * ADDRESS_BYTES + 16);
+    assert!(size_of::<DeltaTiling>() == 56);
+    assert!(offset_of!(DeltaTiling, scale) == 48);
+    assert!(size_of::<DeltaPrepareArgs>() == DeltaPrepareArgs::ADDRESSES * ADDRESS_BYTES + 56);
+    assert!(size_of::<DeltaLocalArgs>() == DeltaLocalArgs::ADDRESSES * ADDRESS_BYTES + 56);
     assert!(offset_of!(LowRankTiling, columns) == 16);
     assert!(size_of::<LowRankArgs>() == LowRankArgs::ADDRESSES * ADDRESS_BYTES + 40);
 };

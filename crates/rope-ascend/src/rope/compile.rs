@@ -48,6 +48,10 @@ pub(crate) const KERNEL_SOURCES: [(&str, &str); 11] = [
         include_str!("../../kernels/rope/rope_swiglu.h"),
     ),
     (
+        "rope_delta.h",
+        include_str!("../../kernels/rope/rope_delta.h"),
+    ),
+    (
         "rope_update.h",
         include_str!("../../kernels/rope/rope_update.h"),
     ),
@@ -201,7 +205,7 @@ mod tests {
                 mix += 1;
             }
         }
-        assert_eq!((vector, mix), (8, 1));
+        assert_eq!((vector, mix), (10, 1));
     }
 
     #[test]

@@ -29,7 +29,7 @@ const LEAST_CONVOLVED_ROWS: usize = 8;
 const PARTS_PER_CORE: usize = 4;
 const MOST_TAPS: usize = 8;
 /// As the kernels reserve after each of their buffers.
-const SLACK_BYTES: usize = 256;
+pub(super) const SLACK_BYTES: usize = 256;
 const F32_BYTES: usize = size_of::<f32>();
 
 /// A part of a memory: from one of its elements on.
@@ -149,8 +149,8 @@ pub struct Update<'a> {
 /// Work is queued and runs later; the stream's next synchronisation returns its errors.
 #[derive(Debug)]
 pub struct LayerKernels {
-    stream: Stream,
-    kernels: Arc<Kernels>,
+    pub(super) stream: Stream,
+    pub(super) kernels: Arc<Kernels>,
 }
 
 impl LayerKernels {
@@ -591,7 +591,7 @@ impl Drop for LayerKernels {
 
 impl<M: std::ops::Deref<Target = DeviceMemory>> MemoryPart<M> {
     /// The address of its first element, checked to have `elements` after it.
-    fn address(
+    pub(super) fn address(
         &self,
         operation: &'static str,
         name: &'static str,

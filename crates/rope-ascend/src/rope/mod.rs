@@ -7,6 +7,7 @@
 mod args;
 mod coefficients;
 mod compile;
+mod delta;
 #[cfg(fuzzing)]
 pub mod fuzz;
 mod kernel_files;
@@ -19,6 +20,7 @@ mod rotator;
 mod tiling;
 
 pub use args::{KernelType, UpdateFactors};
+pub use delta::{DeltaGradient, DeltaLocal, DeltaPrepare, DeltaSizes};
 pub(crate) use kernel_files::CACHE_VARIABLE;
 pub use kernels::Kernels;
 pub use layer::{

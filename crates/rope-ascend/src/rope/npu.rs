@@ -289,6 +289,7 @@ fn kernel_names(architecture: u32) -> impl Iterator<Item = String> {
                 "short_convolution",
                 "short_convolution_grad",
                 "adamw",
+                "delta_prepare",
             ]
             .into_iter()
             .flat_map(|kernel| {
@@ -296,5 +297,6 @@ fn kernel_names(architecture: u32) -> impl Iterator<Item = String> {
             }),
         )
         .chain(["rope_square_sums_f32".to_owned()])
+        .chain(["rope_delta_local_f32".to_owned()])
         .chain(matrix.map(str::to_owned))
 }

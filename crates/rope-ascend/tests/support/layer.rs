@@ -9,7 +9,7 @@ use rope_ascend::safe::{DeviceBuffer, DeviceMemory};
 
 use super::{Bench, Number, Numbers};
 
-fn text(error: AscendError) -> String {
+pub fn text(error: AscendError) -> String {
     error.to_string()
 }
 
@@ -21,13 +21,13 @@ pub struct Case {
     pub rounds_h: bool,
 }
 
-fn numbers(seed: u64, count: usize) -> Vec<f64> {
+pub fn numbers(seed: u64, count: usize) -> Vec<f64> {
     let mut numbers = Numbers(seed);
     (0..count).map(|_| numbers.unit()).collect()
 }
 
 /// Elements before and after each tensor, which must stay.
-const MARGIN: usize = 24;
+pub const MARGIN: usize = 24;
 
 /// Compares a low-rank term with f64.
 pub fn low_rank<T: Number>(
@@ -120,12 +120,12 @@ pub fn low_rank<T: Number>(
     Ok(())
 }
 
-fn part<T: Number>(memory: &DeviceBuffer<T>) -> MemoryPart<&DeviceMemory> {
+pub fn part<T: Number>(memory: &DeviceBuffer<T>) -> MemoryPart<&DeviceMemory> {
     let offset = MARGIN;
     MemoryPart { memory, offset }
 }
 
-fn part_mut<T: Number>(memory: &mut DeviceBuffer<T>) -> MemoryPart<&mut DeviceMemory> {
+pub fn part_mut<T: Number>(memory: &mut DeviceBuffer<T>) -> MemoryPart<&mut DeviceMemory> {
     let offset = MARGIN;
     MemoryPart { memory, offset }
 }

@@ -13,6 +13,7 @@
     reason = "test code"
 )]
 
+pub mod delta;
 pub mod layer;
 pub mod norm;
 
@@ -60,6 +61,7 @@ pub fn kernel_names(architecture: u32) -> Vec<String> {
             "short_convolution",
             "short_convolution_grad",
             "adamw",
+            "delta_prepare",
         ] {
             names.push(format!("rope_{kernel}_{dtype}"));
         }
@@ -73,6 +75,7 @@ pub fn kernel_names(architecture: u32) -> Vec<String> {
         }
     }
     names.push("rope_square_sums_f32".to_owned());
+    names.push("rope_delta_local_f32".to_owned());
     if architecture == 2201 {
         names.extend(["rope_matrix_f16", "rope_matrix_bf16"].map(str::to_owned));
     }
