@@ -10,7 +10,7 @@ use crate::sys::{AclRtc, aclrtcProg};
 
 /// The kernel sources, in the order in which they include each other; the last has the entry
 /// points.
-pub(crate) const KERNEL_SOURCES: [(&str, &str); 11] = [
+pub(crate) const KERNEL_SOURCES: [(&str, &str); 12] = [
     (
         "rope_tiling.h",
         include_str!("../../kernels/rope/rope_tiling.h"),
