@@ -195,15 +195,12 @@ private:
     }
 
     __aicore__ inline void Numbers(uint64_t at, const LocalTensor<float>& numbers) {
-        // Writes of this unit to the work area come after the reads of the previous one.
-        VectorBarrier();
         Column(g_[at], numbers, g_spread_);
         Column(beta_gm_[at], numbers[kChunk], beta_);
         constexpr int32_t kBlock = static_cast<int32_t>(kUnit);
         constexpr int32_t kAll = static_cast<int32_t>(kSpread);
         constexpr uint32_t kLast = (kChunk - 1) * kUnit;
         AscendC::Duplicate(to_end_[kLast], 0.0f, kBlock);
-        VectorBarrier();
         AscendC::Muls(from_start_, g_spread_, 1.0f, kAll);
         for (uint32_t i = kUnit; i <= kLast; i += kUnit) {
             VectorBarrier();
@@ -368,7 +365,6 @@ private:
     __aicore__ inline void StoreWide(const GlobalTensor<float>& gm, const LocalTensor<float>& x,
                                      uint32_t width) {
         LocalTensor<float> out = out_.AllocTensor<float>();
-        VectorBarrier();
         AscendC::Muls(out, x, 1.0f, static_cast<int32_t>(t_.row_tile * width));
         Store(gm, width, out, width, t_.row_tile);
         out_.FreeTensor(out);
@@ -381,7 +377,6 @@ private:
         for (uint32_t first = 0; first < width; first += t_.row_tile) {
             const uint32_t rows = Min(width - first, t_.row_tile);
             LocalTensor<float> out = out_.AllocTensor<float>();
-            VectorBarrier();
             AscendC::Duplicate(out, 0.0f, static_cast<int32_t>(rows * width));
             VectorBarrier();
             for (uint32_t row = 0; row < rows; ++row) {
