@@ -269,11 +269,11 @@ pub fn convolution<T: Number>(
     let mut expected = [(); 2].map(|()| vec![(0.0, 0.0); count]);
     let mut of_weight = vec![(0.0, 0.0); taps * channels];
     let inside = |x: &[T], at: usize| x[MARGIN + at].wide();
-    for t in 0..tokens {
+    for (t, first) in firsts.iter().enumerate() {
         for c in 0..channels {
             let terms = (0..taps).filter_map(|tap| {
                 let from = (t + tap + 1).checked_sub(taps)?;
-                let is_own = from >= firsts[t];
+                let is_own = from >= *first;
                 is_own.then_some((from * channels + c, tap * channels + c))
             });
             let terms: Vec<_> = terms.collect();
