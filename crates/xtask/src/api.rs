@@ -10,12 +10,23 @@ use std::path::Path;
 
 use crate::package::{PackageError, Published, Result, cannot_access, files, finish, read, write};
 
-/// The features that `.ci/run` compiles everything with: nothing is compiled for this alone.
+/// The features that `.ci/run` compiles everything with.
 const FEATURES: &str =
     "rope-tests/wgpu,rope-cli/wgpu,rope-cli/ascend-sim,rope-cli/rayon,rope-check/ascend-sim";
 
-/// Compares or, with `keep`, writes; returns what was done.
-pub(crate) fn run(keep: bool) -> Result<String> {
+/// One run over the items.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Run {
+    /// Renders the pages, and compares.
+    Compare,
+    /// Compares pages that are there.
+    CompareRendered,
+    /// Renders the pages, and writes the items.
+    Write,
+}
+
+/// Returns what was done.
+pub(crate) fn run(run: Run) -> Result<String> {
     let Published {
         packages,
         target,
@@ -24,26 +35,27 @@ pub(crate) fn run(keep: bool) -> Result<String> {
     let pages = target.join("doc");
     let mut changes = Vec::new();
     let mut count = 0;
-    for package in &packages {
-        // Pages of items that are gone would stay.
-        let folder = pages.join(package.name.replace('-', "_"));
-        if folder.exists() {
-            fs::remove_dir_all(&folder).map_err(cannot_access(&folder))?;
+    if run != Run::CompareRendered {
+        for package in &packages {
+            // Pages of items that are gone would stay.
+            let folder = pages.join(package.name.replace('-', "_"));
+            if folder.exists() {
+                fs::remove_dir_all(&folder).map_err(cannot_access(&folder))?;
+            }
         }
+        finish(
+            crate::cargo::cargo()
+                .current_dir(&root)
+                .env("RUSTDOCFLAGS", "-D warnings")
+                .args(["doc", "--quiet", "--workspace", "--no-deps", "--locked"])
+                .args(["--features", FEATURES]),
+        )?;
     }
-    finish(
-        crate::cargo::cargo()
-            .current_dir(&root)
-            // As in continuous integration: with other flags it would document everything again.
-            .env("RUSTDOCFLAGS", "-D warnings")
-            .args(["doc", "--quiet", "--workspace", "--no-deps", "--locked"])
-            .args(["--features", FEATURES]),
-    )?;
     for package in &packages {
         let items = items(&pages.join(package.name.replace('-', "_")))?;
         count += items.len();
         let path = root.join(format!("docs/api/{}.txt", package.name));
-        if keep {
+        if run == Run::Write {
             let text: String = items.iter().flat_map(|item| [item, "\n"]).collect();
             write(&path, &text)?;
         } else {

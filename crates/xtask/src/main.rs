@@ -11,8 +11,10 @@ mod wheels;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
+use api::Run;
+
 const USAGE: &str = "usage: cargo xtask abi [--headers FOLDER]
-       cargo xtask api [--write]
+       cargo xtask api [--rendered | --write]
        cargo xtask claims
        cargo xtask deep [--list] [--resume] [--vendor FOLDER] [STEP ...]
        cargo xtask dist [TARGET ...]
@@ -25,7 +27,8 @@ abi   checks the declarations of rope-ascend and of the simulator against the ve
       FOLDER holds `acl/acl.h`; without it the headers are taken from the PyPI wheel
       torch-npu 2.14.0, downloaded with pip into the target folder.
 api   compares the public items of the published crates, as `cargo doc` shows them, with docs/api,
-      and names what was added and removed; --write writes them there.
+      and names what was added and removed; --write writes them there, --rendered takes the pages
+      below the target folder as they are.
 claims   runs the commands of docs/dev/evidence.md that count, and checks that their output says
       what the page states. It shares what `cargo test --workspace` has built.
 deep   runs the checks that continuous integration leaves out, STEPs or all of them, and writes the
@@ -54,8 +57,9 @@ fn main() -> ExitCode {
     let outcome = match words.as_slice() {
         ["abi"] => abi(None),
         ["abi", "--headers", folder] => abi(Some(folder.as_ref())),
-        ["api"] => api::run(false).map_err(|error| text(&error)),
-        ["api", "--write"] => api::run(true).map_err(|error| text(&error)),
+        ["api"] => api::run(Run::Compare).map_err(|error| text(&error)),
+        ["api", "--rendered"] => api::run(Run::CompareRendered).map_err(|error| text(&error)),
+        ["api", "--write"] => api::run(Run::Write).map_err(|error| text(&error)),
         ["package"] => script("python3", "package.py", &[]),
         [
             name @ ("claims" | "deep" | "dist" | "fuzz" | "gpu-kit" | "sanitize"),
