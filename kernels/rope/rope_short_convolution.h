@@ -158,7 +158,7 @@ private:
         weights_.FreeTensor(weight);
     }
 
-    // Loads `count` rows from `row` on behind the first `skipped` of a slot.
+    // Loads `count` rows, the first of them `row`, into a slot after `skipped` of its rows.
     template <typename Slots>
     __aicore__ inline LocalTensor<T> Load(Slots& slots, const GlobalTensor<T>& gm, uint64_t row,
                                           uint32_t skipped, uint32_t count) {

@@ -61,10 +61,6 @@ impl Sequences {
     }
 }
 
-/// The most tokens of a row that sequences divide: a tensor without elements may state any sizes.
-#[cfg(feature = "remote")]
-pub(crate) const MOST_TOKENS: usize = 1 << 26;
-
 /// On the wire: the number of sequences after the first, and the index of each one's first token.
 #[cfg(feature = "remote")]
 impl Sequences {
@@ -78,7 +74,9 @@ impl Sequences {
     pub(crate) fn read(numbers: &mut Reader<'_>) -> Result<Self> {
         let first = numbers.shapes().first();
         let tokens = first.and_then(|shape| shape.get(1).copied()).unwrap_or(0);
-        let most = if tokens > MOST_TOKENS { 0 } else { tokens };
+        // A tensor without elements may state any number of tokens.
+        let is_empty = first.is_none_or(|shape| shape.contains(&0));
+        let most = if is_empty { 0 } else { tokens };
         let count = numbers.size("the sequences after the first", most)?;
         if count == 0 {
             return Ok(Self::whole(tokens));

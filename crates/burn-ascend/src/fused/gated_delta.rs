@@ -35,8 +35,7 @@ use crate::ops::launch::{self, Out};
 use crate::ops::{movement, views};
 use crate::tensor::AscendTensor;
 
-/// Tokens of a chunk of the kernels.
-const CHUNK: usize = 64;
+const CHUNK: usize = DeltaSizes::CHUNK;
 /// The numbers of a chunk's tokens, as rows: g comes first.
 const NUMBERS: usize = 6;
 const BETA: usize = 1;
@@ -61,7 +60,7 @@ impl GatedDeltaOps for Ascend {
             true => sizes.tokens.div_ceil(CHUNK) + 1,
             false => 1,
         };
-        let states = [count, matrices(&sizes), sizes.key_dim, sizes.value_dim];
+        let states = [count, sizes.matrices(), sizes.key_dim, sizes.value_dim];
         let outputs = Outputs::new(&q, [like(&v), (Shape::from(states), g.dtype())]);
         let outcome = forward([&q, &k, &v, &g, &beta], &op).map_err(|refusal| (refusal, ()));
         let composed = |()| composed::forward::<Self>([q, k, v, g, beta], &op).into();
@@ -98,10 +97,6 @@ fn sizes(q: &AscendTensor, v: &AscendTensor) -> DeltaSizes {
         key_dim,
         value_dim,
     }
-}
-
-fn matrices(sizes: &DeltaSizes) -> usize {
-    sizes.batch * sizes.heads
 }
 
 /// A pass over dense inputs; where a sequence starts, g forgets all.
@@ -162,19 +157,6 @@ impl Run {
         })
     }
 
-    /// Ranges of chunks, of about as many elements as those of the composed operation.
-    fn blocks(&self, op: &GatedDeltaOp) -> Vec<Range<usize>> {
-        let chunks = self.sizes.tokens.div_ceil(CHUNK);
-        let width = CHUNK.max(self.sizes.key_dim).max(self.sizes.value_dim);
-        let chunk_elems = matrices(&self.sizes) * CHUNK * width;
-        let limit = op.blocks.unwrap_or(composed::BLOCK_ELEMS);
-        let step = (limit / chunk_elems.max(1)).max(1);
-        let starts = (0..chunks).step_by(step);
-        starts
-            .map(|start| start..chunks.min(start + step))
-            .collect()
-    }
-
     fn empty<const D: usize>(&self, dims: [usize; D]) -> AscendTensor {
         AscendTensor::empty_in(&self.context, Shape::from(dims), DType::F32)
     }
@@ -186,7 +168,7 @@ impl Run {
 
     /// The units of a range of chunks.
     fn at(&self, units: &AscendTensor, chunks: Range<usize>) -> AscendTensor {
-        let matrices = matrices(&self.sizes);
+        let matrices = self.sizes.matrices();
         part(units, 0, chunks.start * matrices..chunks.end * matrices)
     }
 
@@ -198,7 +180,7 @@ impl Run {
         let DeltaSizes {
             key_dim, value_dim, ..
         } = self.sizes;
-        let units = chunks.len() * matrices(&self.sizes);
+        let units = chunks.len() * self.sizes.matrices();
         let kernels = layer_kernels(&self.context)?;
         let [q, k, v, g, beta] = &self.inputs;
         let mut qk = self.empty([units, 2 * CHUNK, key_dim]);
@@ -270,7 +252,7 @@ impl Run {
     /// heads of v that share a head of k are added, if these are wanted.
     fn unfold(&self, x: &AscendTensor, heads: usize, dtype: DType) -> AscendTensor {
         let [units, _, channels] = x.shape().dims();
-        let (chunks, batch) = (units / matrices(&self.sizes), self.sizes.batch);
+        let (chunks, batch) = (units / self.sizes.matrices(), self.sizes.batch);
         let group = self.sizes.heads / heads;
         let shape = Shape::from([chunks, batch, heads, group, CHUNK, channels]);
         let mut x = views::reshape(x.clone(), &shape);
@@ -341,8 +323,8 @@ fn forward(inputs: [&AscendTensor; 5], op: &GatedDeltaOp) -> Result<[AscendTenso
         value_dim,
         ..
     } = run.sizes;
-    let (dtype, matrices) = (inputs[2].dtype(), matrices(&run.sizes));
-    let blocks = run.blocks(op);
+    let (dtype, matrices) = (inputs[2].dtype(), run.sizes.matrices());
+    let blocks = composed::blocks_of(op, inputs[0], inputs[2]);
     // All states, or those of a block.
     let chunks = match op.keeps_states {
         true => run.sizes.tokens.div_ceil(CHUNK),
@@ -448,7 +430,7 @@ fn block_gradients(
         value_dim,
         ..
     } = run.sizes;
-    let units = chunks.len() * matrices(&run.sizes);
+    let units = chunks.len() * run.sizes.matrices();
     let states = run.at(states, chunks.clone());
     let (factors, local) = run.factors(chunks, Some(gradient))?;
     let Some(Local {
@@ -530,10 +512,9 @@ fn block_gradients(
     drop(dkeys);
 
     // Of beta and of g.
-    let [queried, known] = [0..CHUNK, CHUNK..2 * CHUNK].map(|rows| part(&along, 1, rows));
+    let known = part(&along, 1, CHUNK..2 * CHUNK);
     let dbeta = Ascend::float_add(dbeta, sum(dalone.clone(), values));
     let dbeta = Ascend::float_sub(dbeta, mul(known, column(FROM_START)));
-    drop(queried);
     let dfrom_start = mul(along, scales);
     let dfrom_start = Ascend::float_add(
         part(&dfrom_start, 1, 0..CHUNK),
@@ -587,7 +568,7 @@ fn backward(
     let gradient = gradient.clone().contiguous();
     let mut state_gradient = run.zeros();
     let mut parts: [Vec<AscendTensor>; 5] = Default::default();
-    for block in run.blocks(op).into_iter().rev() {
+    for block in composed::blocks_of(op, q, v).into_iter().rev() {
         let given = (&states, &gradient);
         let found = block_gradients(&run, &constants, &block, given, &mut state_gradient)?;
         for (parts, part) in parts.iter_mut().zip(found) {
@@ -824,6 +805,76 @@ mod tests {
             assert!(apart(&found[0], &expected[0]) <= 1e-5);
         }
         let _synchronised = Ascend::sync(&alone.0);
+    }
+
+    /// The most bytes in use beside those before.
+    fn peak(alone: &Alone, work: impl FnOnce()) -> usize {
+        let _synchronised = Ascend::sync(&alone.0);
+        alone.0.reset_peak_memory().expect("an open device");
+        let before = alone.0.memory().expect("an open device").live_bytes;
+        work();
+        let _synchronised = Ascend::sync(&alone.0);
+        alone.0.memory().expect("an open device").peak_bytes - before
+    }
+
+    /// The kernels write factors that the composed pass does not have, and it masks that they lack.
+    #[test]
+    fn memory_is_no_more_than_that_of_ordinary_operations() {
+        let alone = Alone::new();
+        let sizes = DeltaSizes {
+            batch: 1,
+            tokens: 512,
+            key_dim: 64,
+            value_dim: 64,
+            ..SIZES
+        };
+        let op = case(sizes, &[0, 512], None).op;
+        let [q, k, v, g, beta, gradient] = case(sizes, &[0, 512], None)
+            .inputs()
+            .map(|x| Ascend::float_from_data(x, &alone.0));
+        let inputs = || [&q, &k, &v, &g, &beta].map(Clone::clone);
+        let mut states = None;
+        let forward = peak(&alone, || {
+            let [q, k, v, g, beta] = inputs();
+            states = Some(Ascend::gated_delta_forward(q, k, v, g, beta, op.clone()).1);
+        });
+        let composed_forward = peak(&alone, || {
+            drop(composed::forward::<Ascend>(inputs(), &op));
+        });
+        let states = states.expect("computed");
+        let kept = || {
+            let [q, k, v, g, beta] = inputs();
+            let states = states.clone();
+            KeptStates {
+                q,
+                k,
+                v,
+                g,
+                beta,
+                states,
+            }
+        };
+        let backward = peak(&alone, || {
+            drop(Ascend::gated_delta_backward(
+                kept(),
+                gradient.clone(),
+                op.clone(),
+            ));
+        });
+        let composed_backward = peak(&alone, || {
+            drop(composed::backward::<Ascend>(kept(), gradient.clone(), &op));
+        });
+        println!(
+            "forward {forward} of {composed_forward}, backward {backward} of {composed_backward}"
+        );
+        assert!(
+            forward <= composed_forward,
+            "{forward} of {composed_forward}"
+        );
+        assert!(
+            backward <= composed_backward,
+            "{backward} of {composed_backward}"
+        );
     }
 
     /// A failed input gives failed outputs of their shapes.

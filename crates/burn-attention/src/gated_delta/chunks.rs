@@ -33,7 +33,7 @@ use super::op::{GatedDeltaOp, Sizes};
 use super::{NORM_EPSILON, chunk_tokens};
 
 /// The elements of a block's largest tensors, unless a chunk has more: 16 MiB in f32.
-pub const BLOCK_ELEMS: usize = 1 << 22;
+const BLOCK_ELEMS: usize = 1 << 22;
 /// The logarithm of a decay of 0: finite, so that no product with it is NaN.
 const FORGOTTEN: f64 = -1e30;
 
@@ -116,6 +116,25 @@ pub(super) fn step<B: Backend>(
     (out, B::float_reshape(state, shape))
 }
 
+/// The ranges of chunks that a pass computes at once, from tensors that [`GatedDeltaOp::check`]
+/// accepted.
+pub fn blocks_of<T: TensorMetadata>(op: &GatedDeltaOp, q: &T, v: &T) -> Vec<Range<usize>> {
+    blocks(op, &Sizes::of(q, v))
+}
+
+fn blocks(op: &GatedDeltaOp, sizes: &Sizes) -> Vec<Range<usize>> {
+    let len = chunk_tokens(sizes.tokens);
+    let chunks = sizes.tokens.div_ceil(len);
+    let width = len.max(sizes.key_dim).max(sizes.value_dim);
+    let chunk_elems = sizes.matrices() * len * width;
+    let limit = op.blocks.unwrap_or(BLOCK_ELEMS);
+    let step = (limit / chunk_elems.max(1)).max(1);
+    let starts = (0..chunks).step_by(step);
+    starts
+        .map(|start| start..chunks.min(start + step))
+        .collect()
+}
+
 /// The sizes and masks that the blocks of a pass share.
 pub(super) struct Run<'a, B: Backend> {
     op: &'a GatedDeltaOp,
@@ -193,17 +212,8 @@ impl<'a, B: Backend> Run<'a, B> {
         }
     }
 
-    /// Ranges of chunks.
     pub(super) fn blocks(&self) -> Vec<Range<usize>> {
-        let chunks = self.sizes.tokens.div_ceil(self.len);
-        let width = self.len.max(self.sizes.key_dim).max(self.sizes.value_dim);
-        let chunk_elems = self.sizes.matrices() * self.len * width;
-        let limit = self.op.blocks.unwrap_or(BLOCK_ELEMS);
-        let step = (limit / chunk_elems.max(1)).max(1);
-        let starts = (0..chunks).step_by(step);
-        starts
-            .map(|start| start..chunks.min(start + step))
-            .collect()
+        blocks(self.op, &self.sizes)
     }
 
     /// The state before the first token.

@@ -27,7 +27,7 @@ pub use op::{GatedDeltaOp, GatedDeltaOps, KeptStates};
 /// The operation on chunks of tokens, composed of ordinary tensor operations.
 pub mod composed {
     pub use super::NORM_EPSILON;
-    pub use super::chunks::{BLOCK_ELEMS, forward};
+    pub use super::chunks::{blocks_of, forward};
     pub use super::gradients::backward;
 }
 

@@ -5,12 +5,11 @@
 use std::ops::Range;
 
 use super::args::{DeltaLocalArgs, DeltaPrepareArgs, DeltaTiling, KernelType};
-use super::layer::{LayerKernels, MemoryPart, SLACK_BYTES};
+use super::layer::{LayerKernels, MemoryPart, SLACK_BYTES, limit};
 use crate::error::{AscendError, Result};
 use crate::safe::{DeviceMemory, Machine};
 
-/// Tokens of a chunk.
-const CHUNK: usize = 64;
+const CHUNK: usize = DeltaSizes::CHUNK;
 /// Rows of the numbers of a chunk's tokens.
 const NUMBERS: usize = 6;
 /// Channels come in whole blocks of f32; rows, too.
@@ -38,8 +37,11 @@ pub struct DeltaSizes {
 }
 
 impl DeltaSizes {
-    /// Samples times heads.
-    fn matrices(&self) -> usize {
+    /// Tokens of a chunk.
+    pub const CHUNK: usize = 64;
+
+    /// Returns the number of states at a time: samples times heads.
+    pub fn matrices(&self) -> usize {
         self.batch.saturating_mul(self.heads)
     }
 
@@ -72,12 +74,6 @@ impl DeltaSizes {
                 found,
             ));
         }
-        let limit = |what, limit: usize, found: usize| {
-            if found <= limit {
-                return Ok(());
-            }
-            Err(AscendError::KernelLimit { what, limit, found })
-        };
         limit("channels of k", MOST_CHANNELS, self.key_dim)?;
         limit("channels of v", MOST_CHANNELS, self.value_dim)?;
         // Steps of a transfer between tokens have 32 bits.
@@ -163,7 +159,7 @@ pub struct DeltaGradient<'a> {
     pub joint: MemoryPart<&'a mut DeviceMemory>,
 }
 
-/// What a chunk's tokens write and read of each other, from products of its q and k.
+/// The weights of a chunk and the inverse of its writes, from products of its q and k.
 #[derive(Debug)]
 pub struct DeltaLocal<'a> {
     /// The sizes.
@@ -246,7 +242,7 @@ impl LayerKernels {
             qk: request.qk.address(OP, "q and k", f32, qk, stream)?,
             driven: request
                 .driven
-                .address(OP, "what drives", f32, driven, stream)?,
+                .address(OP, "the driven rows", f32, driven, stream)?,
             left: request
                 .left
                 .address(OP, "the left factor", f32, left, stream)?,

@@ -613,7 +613,9 @@ impl<M: std::ops::Deref<Target = DeviceMemory>> MemoryPart<M> {
     }
 }
 
-fn limit(what: &'static str, limit: usize, found: usize) -> Result<()> {
+/// # Errors
+/// [`AscendError::KernelLimit`]
+pub(super) fn limit(what: &'static str, limit: usize, found: usize) -> Result<()> {
     if found <= limit {
         return Ok(());
     }
