@@ -279,6 +279,7 @@ struct Slack {
 
 impl Slack {
     #[cfg(target_os = "linux")]
+    #[allow(unsafe_code, reason = "calls of C")]
     fn of_new_threads() -> Self {
         const NANOSECONDS: libc::c_ulong = 50_000_000;
         // SAFETY: neither request has a pointer; they read and set a number of this thread.
@@ -296,6 +297,7 @@ impl Slack {
 
 #[cfg(target_os = "linux")]
 impl Drop for Slack {
+    #[allow(unsafe_code, reason = "a call of C")]
     fn drop(&mut self) {
         // Of a thread whose slack could not be read, the usual one: 0 stands for it.
         let usual = libc::c_ulong::try_from(self.usual).unwrap_or(0);
@@ -423,6 +425,7 @@ mod tests {
 
     /// The times that each client's thread has run.
     #[cfg(target_os = "linux")]
+    #[allow(clippy::disallowed_methods, reason = "files of Linux")]
     fn runs() -> std::collections::BTreeMap<std::path::PathBuf, u64> {
         let threads = std::fs::read_dir("/proc/self/task").expect("Linux lists its threads");
         let paths = threads.map(|thread| thread.expect("listed").path());
