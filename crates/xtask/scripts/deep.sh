@@ -17,7 +17,9 @@ while (($#)); do
 done
 FEATURES=$(sed -n 's/^features=//p' .ci/run)
 export FEATURES
-eval "$(grep '^export CARGO_PROFILE_' .ci/run)"   # else all is compiled again
+# Else all is compiled again. Other steps have other compilers, which want another clippy or none.
+eval "$(grep '^export CARGO_PROFILE_' .ci/run)"
+wrapper=$(grep RUSTC_WORKSPACE_WRAPPER .ci/run)
 if [[ $list ]]; then grep -v '^#' "$steps"; exit; fi
 
 mapfile -t known < <(sed -n 's/^\([a-z-]*\): .*/\1/p' "$steps")
@@ -63,7 +65,10 @@ for name in "${chosen[@]:-${known[@]}}"; do
     echo "left out: it wants --vendor FOLDER"
     if row "$name" >/dev/null; then continue; fi
     outcome='left out'
-  elif FOLDER=$vendor bash -exc "$(commands "$name")"; then
+  elif (
+    if [[ $(commands "$name") == *FEATURES* ]]; then eval "$wrapper"; fi
+    FOLDER=$vendor exec bash -exc "$(commands "$name")"
+  ); then
     outcome=passed passed=$((passed + 1))
   else
     outcome=failed; failed+=("$name")
