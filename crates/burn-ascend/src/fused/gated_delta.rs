@@ -471,6 +471,12 @@ fn block_gradients(
     let dwritten = matmul(left, known);
     let dalone = part(&joint, 1, key_dim + CHUNK..key_dim + 2 * CHUNK);
     copy_into(&dalone, &matmul(transposed(&inverse), dwritten))?;
+    drop(inverse);
+    let row = |index: usize| part(&numbers, 1, index..index + 1);
+    let column = |index: usize| transposed(&row(index));
+    let of_values = sum(dalone.clone(), values);
+    let narrow = run.inputs[0].dtype();
+    let dv = run.unfold(&mul(dalone, column(BETA)), heads, narrow);
     let cross = matmul(written, transposed(&joint));
     // Of exp(c) q, and of -beta exp(c) k.
     let of_states = matmul(
@@ -478,42 +484,42 @@ fn block_gradients(
         transposed(&states),
     );
     let ending = Ascend::float_sum_dims(mul(ends, states), &[1, 2]);
+    drop(joint);
+
+    // Of q and k, but for the weights and A.
+    let rate = mul(column(BETA), column(FROM_START));
+    let scales = Ascend::float_cat(vec![column(FROM_START), Ascend::float_neg(rate)], 1);
+    let along = sum(of_states.clone(), qk.clone());
+    let keys = part(&qk, 1, CHUNK..2 * CHUNK);
+    let dqk = mul(of_states, scales.clone());
+    let of_ends = part(&cross, 2, 0..key_dim);
+    let dto_end = mul(sum(of_ends.clone(), keys.clone()), column(TO_END));
+    let dkeys = part(&dqk, 1, CHUNK..2 * CHUNK);
+    add_into(&dkeys, &mul(of_ends, column(TO_END)))?;
 
     // Of the weights and of A, transposed and beside each other, times the decays.
     let pairs = |x: AscendTensor| views::reshape(x, &Shape::from([units, CHUNK, 2, CHUNK]));
     let decays = views::reshape(decays, &Shape::from([units, CHUNK, 1, CHUNK]));
     let decayed = mul(pairs(part(&cross, 2, key_dim..key_dim + 2 * CHUNK)), decays);
+    drop(cross);
     let decayed = mul(decayed, constants.signs.clone());
-    let row = |index: usize| part(&numbers, 1, index..index + 1);
-    let column = |index: usize| transposed(&row(index));
     let as_pair = |x: AscendTensor| views::reshape(x, &Shape::from([units, 1, 1, CHUNK]));
     let ones = views::expand(&constants.ones, &Shape::from([units, 1, 1, CHUNK]));
     let rates = Ascend::float_cat(vec![ones, as_pair(row(BETA))], 2);
-    let logs = mul(decayed.clone(), pairs(products));
+    let logs = mul(pairs(products), decayed.clone());
     let dbeta = Ascend::float_sum_dim(part(&logs, 2, 1..2), 1);
     let dbeta = views::reshape(dbeta, &Shape::from([units, CHUNK, 1]));
     let logs = Ascend::float_sum_dim(mul(logs, rates.clone()), 2);
     let logs = views::reshape(logs, &Shape::from([units, CHUNK, CHUNK]));
     let dproducts = mul(decayed, rates);
     let dproducts = views::reshape(dproducts, &Shape::from([units, CHUNK, 2 * CHUNK]));
-
-    // Of q and k.
-    let rate = mul(column(BETA), column(FROM_START));
-    let scales = Ascend::float_cat(vec![column(FROM_START), Ascend::float_neg(rate)], 1);
-    let along = sum(of_states.clone(), qk.clone());
-    let keys = part(&qk, 1, CHUNK..2 * CHUNK);
-    let mut dqk = mul(of_states, scales.clone());
-    dqk = Ascend::float_add(dqk, matmul(transposed(&dproducts), keys.clone()));
-    let of_ends = part(&cross, 2, 0..key_dim);
-    let dto_end = mul(sum(of_ends.clone(), keys), column(TO_END));
-    let dkeys = part(&dqk, 1, CHUNK..2 * CHUNK);
+    add_into(&dqk, &matmul(transposed(&dproducts), keys))?;
     add_into(&dkeys, &matmul(dproducts, qk.clone()))?;
-    add_into(&dkeys, &mul(of_ends, column(TO_END)))?;
     drop(dkeys);
 
     // Of beta and of g.
     let known = part(&along, 1, CHUNK..2 * CHUNK);
-    let dbeta = Ascend::float_add(dbeta, sum(dalone.clone(), values));
+    let dbeta = Ascend::float_add(dbeta, of_values);
     let dbeta = Ascend::float_sub(dbeta, mul(known, column(FROM_START)));
     let dfrom_start = mul(along, scales);
     let dfrom_start = Ascend::float_add(
@@ -533,12 +539,10 @@ fn block_gradients(
     let norms = part(&numbers, 1, NORMS..NORMS + 2);
     let norms = views::reshape(norms, &Shape::from([units, 2 * CHUNK, 1]));
     let dqk = mul(dqk, mul(norms, constants.scales.clone()));
-    let dv = mul(dalone, column(BETA));
-    let narrow = run.inputs[0].dtype();
     Ok([
         run.unfold(&part(&dqk, 1, 0..CHUNK), key_heads, narrow),
         run.unfold(&part(&dqk, 1, CHUNK..2 * CHUNK), key_heads, narrow),
-        run.unfold(&dv, heads, narrow),
+        dv,
         run.unfold(&dg, heads, DType::F32),
         run.unfold(&dbeta, heads, DType::F32),
     ])
