@@ -22,7 +22,7 @@ import time
 
 EXAMPLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../examples/shapes")
 QUIET = [
-    "aclrtLaunchKernelWithHostArgs", "aclrtLaunchKernelWithConfig", "aclrtLaunchKernel", "aclSetTensorAddr",
+    "aclrtLaunchKernelWithArgsArray", "aclrtLaunchKernelWithConfig", "aclrtLaunchKernelWithHostArgs", "aclSetTensorAddr",
     "aclSetInputTensorAddr", "aclSetOutputTensorAddr", "aclSetDynamicInputTensorAddr", "aclSetDynamicOutputTensorAddr",
 ]
 STREAM = "ascend-sim-stre"
