@@ -375,7 +375,7 @@ fn openings_of_strangers_let_nobody_in() {
 
 #[cfg(target_os = "linux")]
 #[test]
-#[ignore = "half an hour"]
+#[ignore = "an hour"]
 fn a_million_openings_let_nobody_in() {
     // Most of the time of an opening is the stranger's, who waits for an answer.
     openings("million", 1_000_000, 96);
