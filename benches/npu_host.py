@@ -5,10 +5,11 @@
 
 Runs `mrope finetune` with a small model of four layers on the simulator, of which all calls that launch, and those that
 set addresses of kept plans, are told to do nothing (ASCEND_SIM_IGNORE): what is left are burn's graph, its client and
-server, the backend and its memory pool. A second run, of one step and of two, counts a step's operators and launches.
+server, the backend and its memory pool. Two runs before it, of one step and of two, count a step's operators and
+launches.
 The time is that of each thread between the first quarter of the steps and the end, from /proc; that of the simulated
 stream is left out. Threads that wait for another spin first (CubeCL's channel, whose budgets are constants), so the
-client's time has a part that is no work: --profile writes a table of `perf` without it.
+client's time has a part that is no work: --profile FILE keeps what `perf record` finds in the measured steps.
 """
 import argparse
 import collections
@@ -44,8 +45,9 @@ def count(program, model, folder):
         files = [os.path.join(folder, f"{kind}-{steps}") for kind in ("operators", "launches", "out")]
         environment = dict(os.environ, ASCEND_SIM_OPERATORS=files[0], ASCEND_SIM_LAUNCHES=files[1],
                            ASCEND_SIM_LACKS="aclSetAclOpExecutorRepeatable")
-        # An adapter of one step may change nothing, which ends the run after its steps.
-        subprocess.run(command(program, model, steps, files[2]), env=environment, capture_output=True)
+        done = subprocess.run(command(program, model, steps, files[2]), env=environment, capture_output=True, text=True)
+        if done.returncode:
+            sys.exit(f"{program} finetune --steps {steps} ends with {done.returncode}: {done.stderr.strip()}")
         operators = [line.split()[1] for line in open(files[0])]
         names.update(operators)
         counts.append(len(operators) + sum(" rope_" in line for line in open(files[1])))
@@ -72,6 +74,8 @@ def main():
     parser.add_argument("--profile", help="perf's data of the measured steps")
     options = parser.parse_args()
     program = os.path.abspath(options.program)
+    if not os.access(program, os.X_OK):
+        sys.exit(f"expected the program mrope, found no program at {program}: build it as --help says")
     with tempfile.TemporaryDirectory() as folder:
         model = os.path.join(folder, "model")
         shutil.copytree(os.path.join(EXAMPLE, "model"), model)
@@ -97,8 +101,8 @@ def main():
             time.sleep(0.02)
         if perf:
             perf.wait()
-    if last is None:
-        sys.exit("the run ended before it was measured: take more --steps")
+    if last is None or last[0] == first[0]:
+        sys.exit(f"expected at least two steps after the first {options.steps // 4}, found none: take more --steps")
     steps = last[0] - first[0]
     total = operators * steps
     print(f"{operators} operators and launches a step, {steps} steps, {(last[2] - first[2]) / total * 1e6:.1f} us of the clock each")

@@ -228,9 +228,8 @@ fn resident(process: u32) -> usize {
     kib.and_then(|kib| kib.parse::<usize>().ok()).expect("kB") << 10
 }
 
-/// Openings of strangers in all kinds and splits of bytes, several at once: what the server says after
-/// its answer to the request is the refusal of a token or nothing; its memory stays, and others are
-/// answered.
+/// Openings of strangers in all kinds and splits of bytes: what the server says after its answer to
+/// the request is the refusal of a token or nothing; its memory stays, and others are answered.
 #[cfg(target_os = "linux")]
 fn openings(name: &str, count: usize, at_once: usize) {
     let mut served = Served::start("cpu", name);

@@ -423,21 +423,21 @@ mod tests {
         (x * 2.0).try_into_data().expect_err("nobody is there");
     }
 
-    /// The times that each client's thread has run.
+    /// The waits of each client's thread so far.
     #[cfg(target_os = "linux")]
     #[allow(clippy::disallowed_methods, reason = "files of Linux")]
-    fn runs() -> std::collections::BTreeMap<std::path::PathBuf, u64> {
+    fn waits() -> std::collections::BTreeMap<std::path::PathBuf, u64> {
         let threads = std::fs::read_dir("/proc/self/task").expect("Linux lists its threads");
-        let paths = threads.map(|thread| thread.expect("listed").path());
-        let of_client = |path: &std::path::PathBuf| {
-            let name = std::fs::read_to_string(path.join("comm"));
-            name.is_ok_and(|name| name.starts_with("DSD-"))
+        let counted = |thread: std::io::Result<std::fs::DirEntry>| {
+            let path = thread.expect("listed").path().join("status");
+            // A thread of another test may end.
+            let status = std::fs::read_to_string(&path).ok()?;
+            let line = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
+            let is_client = line("Name:\tDSD-").is_some();
+            let waits = line("voluntary_ctxt_switches:")?.trim().parse().ok()?;
+            is_client.then_some((path, waits))
         };
-        let counted = |path: std::path::PathBuf| {
-            let text = std::fs::read_to_string(path.join("schedstat")).ok()?;
-            Some((path, text.split_whitespace().nth(2)?.parse().ok()?))
-        };
-        paths.filter(of_client).filter_map(counted).collect()
+        threads.filter_map(counted).collect()
     }
 
     #[cfg(target_os = "linux")]
@@ -446,13 +446,13 @@ mod tests {
         let server =
             Server::start::<Flex>([FlexDevice], CustomOpRegistry::new()).expect("it starts");
         let _device = server.connect(0).expect("it answers");
-        let before = runs();
+        let before = waits();
         std::thread::sleep(Duration::from_millis(500));
-        let after = runs();
+        let after = waits();
         // Devices of other tests may be at work.
         let least = before
             .iter()
-            .filter_map(|(path, runs)| Some(after.get(path)? - runs));
+            .filter_map(|(path, waits)| Some(after.get(path)? - waits));
         let least = least.min().expect("the device has a thread");
         assert!(least < 100, "{least} times in half a second");
     }
