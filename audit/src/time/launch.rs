@@ -8,9 +8,10 @@ use ascend_sim::build::KernelSource;
 use ascend_sim::{Machine, Session};
 use rope_ascend::loader::Api;
 use rope_ascend::rope::{
-    AngleGradient, AngleRows, ChannelWeights, Gate, GateBackward, Heads, KernelType, Kernels,
-    LayerKernels, LowRankTerm, MemoryPart, NormBackward, NormBackwardTensor, NormRotation,
-    NormTensor, Npu, Operand, Rotation, Rotator, Unit, Update, UpdateFactors,
+    AngleGradient, AngleRows, ChannelWeights, DeltaGradient, DeltaLocal, DeltaPrepare, DeltaSizes,
+    Gate, GateBackward, Heads, KernelType, Kernels, LayerKernels, LowRankTerm, MemoryPart,
+    NormBackward, NormBackwardTensor, NormRotation, NormTensor, Npu, Operand, Rotation, Rotator,
+    ShortConvolution, ShortConvolutionGradients, Unit, Update, UpdateFactors,
 };
 use rope_ascend::safe::{DeviceBuffer, DeviceMemory, Runtime, Stream};
 use rope_core::{Direction, Geometry, HeadNorm, HeadsLayout, Layout, Pairing};
@@ -30,6 +31,16 @@ const ELEMENTS: usize = CORES * 8_192 * 32;
 const RANK: usize = 16;
 const COLUMNS: usize = 4_096;
 const CHUNK: usize = 8_192;
+/// Of Qwen3.5's gated delta rule: as many chunks as a core has of 8,192 tokens, in few of them.
+const DELTA: DeltaSizes = DeltaSizes {
+    batch: 1,
+    tokens: 6 * DeltaSizes::CHUNK,
+    key_heads: 16,
+    heads: 32,
+    key_dim: 128,
+    value_dim: 128,
+};
+const TAPS: usize = 4;
 
 /// What a launch does; the names of kernels say the rest.
 #[derive(Clone, Copy, Debug)]
@@ -43,9 +54,13 @@ enum Work {
     GateBackward,
     Update,
     SquareSums,
+    ShortConvolution,
+    ShortConvolutionBackward,
+    DeltaPrepare,
+    DeltaLocal,
 }
 
-const WORK: [Work; 22] = {
+const WORK: [Work; 26] = {
     use Direction::{Adjoint, Forward};
     use Pairing::{Adjacent, Half, InterleaveHalf, Quarter};
     [
@@ -71,6 +86,10 @@ const WORK: [Work; 22] = {
         Work::GateBackward,
         Work::Update,
         Work::SquareSums,
+        Work::ShortConvolution,
+        Work::ShortConvolutionBackward,
+        Work::DeltaPrepare,
+        Work::DeltaLocal,
     ]
 };
 
@@ -124,7 +143,7 @@ impl Work {
     fn has(self, element: KernelType) -> bool {
         match self {
             Self::Rotate(_, _, Unit::Cube) => element != KernelType::F32,
-            Self::SquareSums => element == KernelType::F32,
+            Self::SquareSums | Self::DeltaLocal => element == KernelType::F32,
             _ => true,
         }
     }
@@ -288,7 +307,81 @@ impl Bench {
                 self.layers
                     .square_sums(ELEMENTS, CHUNK, part(&**a), part(sums))?;
             }
+            Work::ShortConvolution => {
+                let starts = self.stream.zeros::<i32>(1)?;
+                let request = convolution(element, &**a, &self.weights, &starts);
+                self.layers.short_convolution(request, part(&mut **b))?;
+                self.stream.synchronize()?;
+            }
+            Work::ShortConvolutionBackward => {
+                let starts = self.stream.zeros::<i32>(1)?;
+                let request = convolution(element, &**a, &self.weights, &starts);
+                let gradients = ShortConvolutionGradients {
+                    gradient: part(&**b),
+                    x_gradient: part(&mut **c),
+                    weight_sums: part(&mut **d),
+                };
+                self.layers
+                    .short_convolution_backward(request, gradients)?;
+                self.stream.synchronize()?;
+            }
+            Work::DeltaPrepare | Work::DeltaLocal => self.delta(work, element)?,
         }
+        Ok(self.stream.synchronize()?)
+    }
+
+    /// The kernels of the delta rule, as the backward launches them: with all that they can write.
+    fn delta(&self, work: Work, element: KernelType) -> Outcome<()> {
+        const CHUNK: usize = DeltaSizes::CHUNK;
+        let DeltaSizes {
+            key_dim, value_dim, ..
+        } = DELTA;
+        let chunks = 0..DELTA.tokens / CHUNK;
+        let units = chunks.len() * DELTA.matrices();
+        let zeros = |rows: usize, columns: usize| self.stream.zeros::<f32>(units * rows * columns);
+        let mut numbers = zeros(6, CHUNK)?;
+        let mut left = zeros(CHUNK, key_dim + CHUNK)?;
+        if matches!(work, Work::DeltaLocal) {
+            let products = zeros(CHUNK, 2 * CHUNK)?;
+            let (mut inverse, mut decays) = (zeros(CHUNK, CHUNK)?, zeros(CHUNK, CHUNK)?);
+            self.layers.local_delta(DeltaLocal {
+                sizes: DELTA,
+                chunks,
+                products: part(&products),
+                numbers: part(&numbers),
+                left: part(&mut left),
+                inverse: part(&mut inverse),
+                decays: Some(part(&mut decays)),
+            })?;
+            return Ok(self.stream.synchronize()?);
+        }
+        let [a, b, c, ..] = &self.tensors;
+        let mut qk = zeros(2 * CHUNK, key_dim)?;
+        let mut driven = zeros(CHUNK, value_dim + key_dim)?;
+        let mut base = zeros(key_dim + CHUNK, key_dim)?;
+        let mut values = zeros(CHUNK, value_dim)?;
+        let mut joint = zeros(key_dim + 2 * CHUNK, value_dim)?;
+        self.layers.prepare_delta(DeltaPrepare {
+            element,
+            sizes: DELTA,
+            chunks,
+            epsilon: 1e-6,
+            q: part(&**a),
+            k: part(&**b),
+            v: part(&**c),
+            g: part(&self.rows),
+            beta: part(&self.rows),
+            qk: part(&mut qk),
+            driven: part(&mut driven),
+            left: part(&mut left),
+            base: part(&mut base),
+            numbers: part(&mut numbers),
+            backward: Some(DeltaGradient {
+                gradient: part(&**c),
+                values: part(&mut values),
+                joint: part(&mut joint),
+            }),
+        })?;
         Ok(self.stream.synchronize()?)
     }
 }
@@ -298,6 +391,23 @@ fn heads<M>(memory: M, layout: HeadsLayout) -> Heads<M> {
         memory,
         offset: 0,
         layout,
+    }
+}
+
+fn convolution<'a>(
+    element: KernelType,
+    x: &'a DeviceMemory,
+    weight: &'a DeviceMemory,
+    starts: &'a DeviceMemory,
+) -> ShortConvolution<'a> {
+    ShortConvolution {
+        element,
+        size: [TOKENS, COLUMNS],
+        taps: TAPS,
+        sequences: 1,
+        x: part(x),
+        weight: part(weight),
+        starts: part(starts),
     }
 }
 

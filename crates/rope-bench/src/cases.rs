@@ -68,6 +68,18 @@ pub enum Group {
 }
 
 impl Group {
+    /// All parts.
+    pub const ALL: [Self; 8] = [
+        Self::Large,
+        Self::Rare,
+        Self::Other,
+        Self::Length,
+        Self::Decode,
+        Self::Norm,
+        Self::Burn,
+        Self::Gpu,
+    ];
+
     /// The name in results.
     pub fn name(self) -> &'static str {
         match self {

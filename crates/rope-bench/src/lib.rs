@@ -10,6 +10,7 @@
 //! | [`norm`] | the same for a case of the norm with the rotation |
 //! | [`timed`] | either of these for any element type, and several in turns |
 //! | [`sample`] | alternating samples of several contestants |
+//! | [`series`] | cases in turns over several rounds |
 //! | [`rows`] | results, as JSON lines |
 //! | [`names`] | names of implementations in results |
 //! | [`burn`] | rotations and attention in burn: bytes and time |
@@ -22,5 +23,6 @@ pub mod norm;
 pub mod rotation;
 pub mod rows;
 pub mod sample;
+pub mod series;
 pub mod shapes;
 pub mod timed;

@@ -49,7 +49,7 @@ struct Class {
 }
 
 /// Allocations and live bytes while a closure ran.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// The most bytes live at one time, beyond those that were live before.
     pub peak_bytes: usize,

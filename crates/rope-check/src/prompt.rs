@@ -3,8 +3,9 @@
 use std::ops::Range;
 use std::path::Path;
 
-use rope_core::position_ids::{PositionRules, Prompt, Rows};
-use serde::Deserialize;
+use rope_core::position_ids::{PositionIds, PositionRules, Prompt, Rows};
+use serde::{Deserialize, Serialize};
+use serde_json::Number;
 
 /// Longest prompt: more than any model reads, and less than memory holds.
 pub const MAX_TOKENS: usize = 1 << 24;
@@ -317,6 +318,73 @@ impl ExpandedPrompt {
         )?;
         self.push(0, 1)
     }
+}
+
+/// Writes an id to four decimals, as PyTorch prints it.
+pub fn id_text(id: f64) -> String {
+    ((id * 1e4).round() / 1e4).to_string()
+}
+
+/// Writes the range of some tokens' ids on one axis.
+pub fn id_range(ids: &[f64]) -> String {
+    let low = ids.iter().copied().reduce(f64::min);
+    let high = ids.iter().copied().reduce(f64::max);
+    match (low, high) {
+        (Some(low), Some(high)) if low == high => id_text(low),
+        (Some(low), Some(high)) => format!("{}..{}", id_text(low), id_text(high)),
+        _ => "-".to_owned(),
+    }
+}
+
+/// A prompt with its position ids, for a program that reads them.
+#[derive(Debug, Serialize)]
+pub struct PromptReport<'a> {
+    model: &'a str,
+    position_ids: [Vec<Number>; 3],
+    kinds: &'a [i64],
+    cu_seqlens: &'a [usize],
+    rope_deltas: Vec<Number>,
+    departures: Vec<String>,
+    parts: Vec<PartReport>,
+}
+
+#[derive(Debug, Serialize)]
+struct PartReport {
+    name: String,
+    start: usize,
+    end: usize,
+    merged_grid: [usize; 3],
+}
+
+impl<'a> PromptReport<'a> {
+    /// The report on a prompt of a model type.
+    pub fn new(model: &'a str, prompt: &'a ExpandedPrompt, found: &PositionIds) -> Self {
+        let part = |span: &PartTokens| PartReport {
+            name: span.name(),
+            start: span.tokens.start,
+            end: span.tokens.end,
+            merged_grid: span.merged,
+        };
+        let departures = found.divergences().iter();
+        Self {
+            model,
+            position_ids: [0, 1, 2].map(|axis| numbers(found.axis(axis))),
+            kinds: &prompt.kinds,
+            cu_seqlens: &prompt.cu_seqlens,
+            rope_deltas: numbers(found.rope_deltas()),
+            departures: departures.map(ToString::to_string).collect(),
+            parts: prompt.spans.iter().map(part).collect(),
+        }
+    }
+}
+
+/// Whole ids as whole numbers, which JSON tells from `6.0`.
+fn numbers(ids: &[f64]) -> Vec<Number> {
+    let number = |id: &f64| match Number::from_f64(*id) {
+        Some(fraction) if id.fract() != 0.0 => fraction,
+        _ => Number::from(*id as i64),
+    };
+    ids.iter().map(number).collect()
 }
 
 #[cfg(test)]

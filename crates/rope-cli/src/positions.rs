@@ -8,14 +8,14 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use rope_core::position_ids::{PositionIds, PositionRules, TokenIds};
-use serde::Serialize;
-use serde_json::Number;
 use vlm_train::job::Version;
 
 use crate::arguments::count_in;
 use crate::stdio::stdout;
 use crate::table::Table;
-use rope_check::prompt::{ExpandedPrompt, PartTokens, PromptDescription, PromptPart};
+use rope_check::prompt::{
+    ExpandedPrompt, PromptDescription, PromptPart, PromptReport, id_range, id_text,
+};
 
 const FORMAT: &str = include_str!("positions/format.txt");
 
@@ -87,7 +87,8 @@ pub(crate) fn run(args: &PositionsArgs) -> Result<(), Box<dyn Error>> {
 
     let mut out = BufWriter::new(stdout());
     if args.json {
-        print_json(&mut out, &model, &prompt, &found)?;
+        let report = PromptReport::new(&model, &prompt, &found);
+        writeln!(out, "{}", serde_json::to_string(&report)?)?;
     } else {
         print_spans(&mut out, &model, &prompt, &found)?;
         if args.tokens {
@@ -118,22 +119,6 @@ fn rules(
     Ok((model, rules))
 }
 
-/// An id to four decimals, as PyTorch prints it.
-fn shown(id: f64) -> String {
-    ((id * 1e4).round() / 1e4).to_string()
-}
-
-/// The range of some tokens' ids on one axis.
-pub(crate) fn range(ids: &[f64]) -> String {
-    let low = ids.iter().copied().reduce(f64::min);
-    let high = ids.iter().copied().reduce(f64::max);
-    match (low, high) {
-        (Some(low), Some(high)) if low == high => shown(low),
-        (Some(low), Some(high)) => format!("{}..{}", shown(low), shown(high)),
-        _ => "-".to_owned(),
-    }
-}
-
 fn print_spans(
     out: &mut impl Write,
     model: &str,
@@ -141,7 +126,7 @@ fn print_spans(
     found: &PositionIds,
 ) -> std::io::Result<()> {
     let ids = (0..3).flat_map(|axis| found.axis(axis).iter().copied());
-    let (tokens, highest) = (found.tokens(), shown(ids.fold(0.0, f64::max)));
+    let (tokens, highest) = (found.tokens(), id_text(ids.fold(0.0, f64::max)));
     writeln!(
         out,
         "{model}: {tokens} tokens, highest position {highest}\n"
@@ -158,7 +143,7 @@ fn print_spans(
         let shown = prompt.shown(span);
         let ids = |axis| {
             let ids = shown.iter().map(|token| found.axis(axis)[*token]);
-            range(&ids.collect::<Vec<f64>>())
+            id_range(&ids.collect::<Vec<f64>>())
         };
         let merged = match span.part {
             PromptPart::Image(_) | PromptPart::Video(..) => {
@@ -170,7 +155,7 @@ fn print_spans(
         table.row([span.name(), merged, tokens, ids(0), ids(1), ids(2)]);
     }
     write!(out, "{table}")?;
-    let deltas: Vec<String> = found.rope_deltas().iter().map(|id| shown(*id)).collect();
+    let deltas: Vec<String> = found.rope_deltas().iter().map(|id| id_text(*id)).collect();
     writeln!(out, "\nrope delta: {}", deltas.join(", "))?;
     for divergence in found.divergences() {
         writeln!(out, "departs from the rule: {divergence}")?;
@@ -186,7 +171,7 @@ fn print_tokens(
     let mut table = Table::new(&["part"], &["token", "T", "H", "W"]);
     for span in &prompt.spans {
         for token in span.tokens.clone() {
-            let [time, height, width] = [0, 1, 2].map(|axis| shown(found.axis(axis)[token]));
+            let [time, height, width] = [0, 1, 2].map(|axis| id_text(found.axis(axis)[token]));
             let part = if prompt.kinds[token] == 0 {
                 "text".to_owned()
             } else {
@@ -196,62 +181,4 @@ fn print_tokens(
         }
     }
     write!(out, "\n{table}")
-}
-
-#[derive(Serialize)]
-struct Json<'a> {
-    model: &'a str,
-    position_ids: [Vec<Number>; 3],
-    /// 0 text, 1 image, 2 video, 3 audio.
-    kinds: &'a [i64],
-    cu_seqlens: &'a [usize],
-    rope_deltas: Vec<Number>,
-    departures: Vec<String>,
-    parts: Vec<JsonPart>,
-}
-
-#[derive(Serialize)]
-struct JsonPart {
-    name: String,
-    start: usize,
-    end: usize,
-    merged_grid: [usize; 3],
-}
-
-/// Whole ids as whole numbers, which JSON tells from `6.0`.
-fn numbers(ids: &[f64]) -> Vec<Number> {
-    let number = |id: &f64| match Number::from_f64(*id) {
-        Some(fraction) if id.fract() != 0.0 => fraction,
-        _ => Number::from(*id as i64),
-    };
-    ids.iter().map(number).collect()
-}
-
-fn print_json(
-    out: &mut impl Write,
-    model: &str,
-    prompt: &ExpandedPrompt,
-    found: &PositionIds,
-) -> Result<(), Box<dyn Error>> {
-    let part = |span: &PartTokens| JsonPart {
-        name: span.name(),
-        start: span.tokens.start,
-        end: span.tokens.end,
-        merged_grid: span.merged,
-    };
-    let json = Json {
-        model,
-        position_ids: [0, 1, 2].map(|axis| numbers(found.axis(axis))),
-        kinds: &prompt.kinds,
-        cu_seqlens: &prompt.cu_seqlens,
-        rope_deltas: numbers(found.rope_deltas()),
-        departures: found
-            .divergences()
-            .iter()
-            .map(ToString::to_string)
-            .collect(),
-        parts: prompt.spans.iter().map(part).collect(),
-    };
-    writeln!(out, "{}", serde_json::to_string(&json)?)?;
-    Ok(())
 }

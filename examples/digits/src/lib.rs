@@ -9,6 +9,7 @@ mod clip;
 mod config;
 mod data;
 mod error;
+mod file;
 mod model;
 mod trainer;
 
@@ -16,5 +17,6 @@ pub use clip::{Axes, Clip};
 pub use config::Config;
 pub use data::{CLASSES, Digits, Question, SIDE};
 pub use error::{DigitsError, Result};
+pub use file::is_model;
 pub use model::Model;
 pub use trainer::{Answer, History, Test, Trainer};

@@ -1,4 +1,5 @@
-//! Rotation on a GPU, by itself: many launches for each wait, beside a copy on the same GPU.
+//! On a GPU, the rotation by itself: many launches for each wait, beside a copy on the same GPU; and
+//! the bytes of its memory pools.
 
 use std::error::Error;
 
@@ -10,10 +11,11 @@ use crate::sample::{Contest, Plan, Timing, interleaved};
 use burn::backend::ExecutionError;
 use burn::tensor::{DType as BurnDType, Device, Tensor, TensorData};
 use rope_burn::{Implementation, Rotary, RotaryAngles, RotaryError};
+use rope_check::alloc::Usage;
 use rope_core::reference::HeadMatrix;
 use rope_core::{Direction, HeadsLayout, Layout, Positions, RotarySpec};
 
-use super::float;
+use super::{Sizes, float};
 
 /// The baselines of rotations: for one token a launch that does nothing else, otherwise a copy.
 const LAUNCH: &str = "launch";
@@ -248,6 +250,40 @@ pub fn time(
     } else {
         Launches::<4>::new(case, device)?.time(plan)
     }
+}
+
+/// Counts the bytes of a GPU's pools while `work` runs. The peak is what they grew by, after they
+/// have given back what was free.
+///
+/// # Errors
+/// If the device fails, or does not report its memory.
+pub fn count(
+    device: &Device,
+    sizes: Sizes,
+    work: &mut dyn FnMut(),
+) -> Result<Usage, Box<dyn Error>> {
+    device.sync()?;
+    device.memory_cleanup();
+    let before = pools(device)?;
+    work();
+    device.sync()?;
+    let after = pools(device)?;
+    let [retained, grown] = [0, 1].map(|i| after[i] - before[i]);
+    // Less than an allocation of data is none of data.
+    let holds_data = retained.max(0).cast_unsigned() >= sizes.data_bytes;
+    Ok(Usage {
+        peak_bytes: grown.max(retained).max(0).cast_unsigned(),
+        retained_bytes: retained,
+        retained_data_bytes: if holds_data { retained } else { 0 },
+        ..Usage::default()
+    })
+}
+
+/// Bytes that a GPU's tensors use, and bytes that the pools hold for them.
+fn pools(device: &Device) -> Result<[isize; 2], String> {
+    let usage = device.memory_pool_usage();
+    let usage = usage.ok_or("the GPU's runtime does not report its memory")?;
+    Ok([usage.bytes_in_use, usage.bytes_reserved].map(|bytes| bytes as isize))
 }
 
 #[cfg(test)]

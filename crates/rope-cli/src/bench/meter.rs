@@ -3,7 +3,7 @@
 use std::error::Error;
 
 use burn::tensor::Device as BurnDevice;
-use rope_bench::burn::{Meter, Sizes, float};
+use rope_bench::burn::{Meter, Sizes, float, gpu as gpu_memory};
 use rope_bench::rows::Source;
 use rope_check::alloc::Usage;
 use rope_check::buffer::DType;
@@ -95,55 +95,33 @@ impl Meter for OpenMeter {
         self.counter == Counter::Allocator && self.compute.npu().is_none()
     }
 
-    /// On an NPU everything is data. The peak on a GPU is what its pools grew by, after they have
-    /// given back what was free.
+    /// On an NPU everything is data.
     fn count(&self, sizes: Sizes, work: &mut dyn FnMut()) -> Result<Usage, Box<dyn Error>> {
         let device = self.compute.device();
-        let (peak_bytes, retained_bytes, retained_data_bytes) =
-            match (self.compute.npu(), self.counter) {
-                (None, Counter::Allocator) => {
-                    let usage =
-                        ALLOCATOR.measure_classes(sizes.data_bytes, sizes.large_bytes, work);
-                    return Ok(usage.1);
-                }
-                (Some(npu), _) => {
-                    device.sync()?;
-                    npu.reset_peak_memory()?;
-                    let before = npu.memory()?.live_bytes;
-                    work();
-                    device.sync()?;
-                    let after = npu.memory()?;
-                    let retained = after.live_bytes.cast_signed() - before.cast_signed();
-                    (after.peak_bytes - before, retained, retained)
-                }
-                (None, Counter::Pools) => {
-                    device.sync()?;
-                    device.memory_cleanup();
-                    let before = pools(device)?;
-                    work();
-                    device.sync()?;
-                    let after = pools(device)?;
-                    let [retained, grown] = [0, 1].map(|i| after[i] - before[i]);
-                    // Less than an allocation of data is none of data.
-                    let holds_data = retained.max(0).cast_unsigned() >= sizes.data_bytes;
-                    let data = if holds_data { retained } else { 0 };
-                    (grown.max(retained).max(0).cast_unsigned(), retained, data)
-                }
-            };
-        Ok(Usage {
-            peak_bytes,
-            retained_bytes,
-            retained_data_bytes,
-            allocations: 0,
-            large_allocations: 0,
-            large_peak_bytes: 0,
-        })
+        match (self.compute.npu(), self.counter) {
+            (None, Counter::Allocator) => {
+                let Sizes {
+                    data_bytes,
+                    large_bytes,
+                } = sizes;
+                Ok(ALLOCATOR.measure_classes(data_bytes, large_bytes, work).1)
+            }
+            (None, Counter::Pools) => gpu_memory::count(device, sizes, work),
+            (Some(npu), _) => {
+                device.sync()?;
+                npu.reset_peak_memory()?;
+                let before = npu.memory()?.live_bytes;
+                work();
+                device.sync()?;
+                let after = npu.memory()?;
+                let retained = after.live_bytes.cast_signed() - before.cast_signed();
+                Ok(Usage {
+                    peak_bytes: after.peak_bytes - before,
+                    retained_bytes: retained,
+                    retained_data_bytes: retained,
+                    ..Usage::default()
+                })
+            }
+        }
     }
-}
-
-/// Bytes that a GPU's tensors use, and bytes that the pools hold for them.
-fn pools(device: &BurnDevice) -> Result<[isize; 2], String> {
-    let usage = device.memory_pool_usage();
-    let usage = usage.ok_or("the GPU's runtime does not report its memory")?;
-    Ok([usage.bytes_in_use, usage.bytes_reserved].map(|bytes| bytes as isize))
 }

@@ -5,15 +5,13 @@ use std::error::Error;
 use std::io::{BufWriter, Write};
 use std::time::Duration;
 
-use burn::tensor::Device as BurnDevice;
 use clap::Args;
-use rope_bench::burn::{float, gpu as gpu_speed, norm as norm_speed, speed as burn_speed};
+use rope_bench::burn::{float, speed as burn_speed};
 use rope_bench::cases::{DTYPES, Group, Selection, TimedCase, cases, gpu_cases};
 use rope_bench::names;
-use rope_bench::rotation::{BASELINE, ROTATION};
 use rope_bench::rows::{SpeedRow, time};
-use rope_bench::sample::{Plan, Timing, samples};
-use rope_bench::timed::Together;
+use rope_bench::sample::Plan;
+use rope_bench::series::Series;
 use rope_check::buffer::DType;
 
 use super::{print, progress};
@@ -56,7 +54,7 @@ pub(crate) struct SpeedArgs {
     /// 16 to 131,072 tokens), decode (a single token), norm (RMSNorm of the heads with the
     /// rotation), burn (through burn); on a GPU, gpu (alone) and burn.
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
-    #[arg(value_parser = one_of(&GROUPS, Group::name))]
+    #[arg(value_parser = one_of(&Group::ALL, Group::name))]
     group: Vec<Group>,
     /// Use this number of tokens in all cases.
     #[arg(long, value_name = "NUMBER", value_parser = count_in(1..=MAX_TOKENS))]
@@ -76,23 +74,6 @@ pub(crate) struct SpeedArgs {
     json: bool,
 }
 
-/// The parts of the results that this program measures.
-const GROUPS: [Group; 8] = [
-    Group::Large,
-    Group::Rare,
-    Group::Other,
-    Group::Length,
-    Group::Decode,
-    Group::Norm,
-    Group::Burn,
-    Group::Gpu,
-];
-
-/// Tokens that are compared with the oracle.
-const CHECKED_TOKENS: usize = 8;
-/// Shortest sample of lengths whose costs per token are compared: the longest length takes about
-/// this, and a shorter one would be over before threads, processor and memory are at their pace.
-const SUSTAINED: Duration = Duration::from_millis(100);
 /// Shortest sample on a GPU, of which the wait at its end takes a small part.
 const SHORTEST_ON_GPU: Duration = Duration::from_millis(20);
 
@@ -211,11 +192,11 @@ pub(crate) fn run(args: &SpeedArgs) -> Result<(), Box<dyn Error>> {
     let bar = progress(args.rounds * cases.len())?;
     for round in 0..args.rounds {
         for series in &mut series {
-            bar.set_message(series.cases[0].name());
+            bar.set_message(series.cases()[0].name());
             // A step of the bar can take long: show that time passes.
             bar.enable_steady_tick(Duration::from_millis(500));
             series.sample(round, args.plan())?;
-            bar.inc(series.cases.len() as u64);
+            bar.inc(series.cases().len() as u64);
         }
     }
     let rows: Vec<SpeedRow> = series.into_iter().flat_map(Series::into_rows).collect();
@@ -233,85 +214,6 @@ fn expect_memory(args: &SpeedArgs, cases: &[TimedCase]) -> Result<(), String> {
         memory::expect(&args.device, needed, &together[0].name(), instead)?;
     }
     Ok(())
-}
-
-/// Cases that are timed in turns, and what was found.
-struct Series<'a> {
-    cases: &'a [TimedCase],
-    gpu: Option<&'a BurnDevice>,
-    /// Of each case, what it is compared with, and the samples of both.
-    taken: Vec<(&'static str, [Vec<f64>; 2])>,
-    /// Samples of ordinary operations beside the first case, if any.
-    composed: Vec<f64>,
-    through_burn: Vec<SpeedRow>,
-}
-
-impl<'a> Series<'a> {
-    fn new(cases: &'a [TimedCase], gpu: Option<&'a BurnDevice>) -> Self {
-        Self {
-            cases,
-            gpu,
-            taken: Vec::new(),
-            composed: Vec::new(),
-            through_burn: Vec::new(),
-        }
-    }
-
-    fn sample(&mut self, round: usize, mut plan: Plan) -> Result<(), Box<dyn Error>> {
-        let case = &self.cases[0];
-        if matches!(case.group, Group::Burn | Group::Gpu) {
-            if round == 0 {
-                self.through_burn = match self.gpu {
-                    Some(gpu) if case.group == Group::Gpu => gpu_speed::time(case, gpu, &plan)?,
-                    gpu => burn_speed::time(case, gpu, &plan)?,
-                };
-            }
-            return Ok(());
-        }
-        plan.budget = plan.budget.saturating_mul(self.cases.len() as u32);
-        if self.cases.len() > 1 {
-            plan.shortest_sample = SUSTAINED;
-        }
-        let mut together = Together::checked(self.cases, CHECKED_TOKENS)?;
-        let baseline = |case| (together.baseline(case), Default::default());
-        if round == 0 {
-            self.taken = (0..self.cases.len()).map(baseline).collect();
-        }
-        let is_composed = case.group == Group::Norm && norm_speed::is_composed(case);
-        let mut samples = if is_composed && round == 0 {
-            let mut all = samples(
-                &mut norm_speed::ComposedBaseline::new(case, &mut together)?,
-                &plan,
-            );
-            self.composed = all.pop().unwrap_or_default();
-            all
-        } else {
-            samples(&mut together, &plan)
-        }
-        .into_iter();
-        for (_, taken) in &mut self.taken {
-            for (taken, samples) in taken.iter_mut().zip(samples.by_ref()) {
-                taken.extend(samples);
-            }
-        }
-        Ok(())
-    }
-
-    fn into_rows(self) -> Vec<SpeedRow> {
-        let mut rows = Vec::new();
-        for (case, (baseline, samples)) in self.cases.iter().zip(self.taken) {
-            let timings = samples.map(Timing::of);
-            let baseline = (baseline, timings[BASELINE]);
-            let kernels = SpeedRow::new(case, names::KERNELS, baseline, timings[ROTATION]);
-            rows.push(kernels);
-            if !self.composed.is_empty() {
-                let timing = Timing::of(self.composed.clone());
-                rows.push(SpeedRow::new(case, names::COMPOSED, baseline, timing));
-            }
-        }
-        rows.extend(self.through_burn);
-        rows
-    }
 }
 
 /// Rows by case, a table for each part of the results and shape.

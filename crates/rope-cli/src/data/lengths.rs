@@ -5,7 +5,6 @@ use std::path::Path;
 use plotters::prelude::*;
 use vlm_data::check::{DataReport, Histogram};
 
-use super::report::row_tokens;
 use crate::svg::{self, Area, BLUE, Drawn, GREEN, GREY, ORANGE};
 
 const WIDTH: i32 = 1100;
@@ -26,7 +25,7 @@ pub(super) fn draw(path: &Path, report: &DataReport) -> Drawn {
         .iter()
         .map(|sample| (u64::from(sample.trained) * 1000 / u64::from(sample.tokens.max(1))) as u32);
     let shares = Histogram::of(shares, BARS);
-    let packing = report.packing(row_tokens(report));
+    let packing = report.packing(report.row_tokens());
     svg::draw(path, (WIDTH, HEIGHT), |area| {
         let title = format!(
             "{} samples of {} records, {} with errors",

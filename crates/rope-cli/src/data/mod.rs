@@ -16,7 +16,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use rope_core::position_ids::{Prompt, Rows};
 use vlm_data::check::{CheckOptions, DataReport, PageSample, SamplePage, Severity, check_data};
 use vlm_data::text::format::Conversations;
-use vlm_data::text::{Answers, Conversation, TextError};
+use vlm_data::text::{Answers, Conversation};
 use vlm_data::{SampleEncoder, TrainingSample};
 use vlm_models::VlmConfig;
 use vlm_train::job::{Faulty, LabelOptions, RecordOptions, TooLong};
@@ -230,21 +230,8 @@ impl CheckArgs {
         line: u64,
         encoder: &SampleEncoder,
     ) -> Result<(DataReport, PathBuf), Box<dyn Error>> {
-        let mut found = None;
-        let mut first = None;
-        for record in self.read(&ProgressBar::hidden())? {
-            let begins = match &record {
-                Ok(conversation) => conversation.line,
-                Err(TextError::Record { line, .. } | TextError::Stream { line, .. }) => *line,
-                Err(_) => 0,
-            };
-            first.get_or_insert(begins);
-            if begins > line {
-                break;
-            }
-            found = Some((begins, record));
-        }
-        let (line, record) = found.ok_or_else(|| match first {
+        let found = self.read(&ProgressBar::hidden())?.at_line(line);
+        let (line, record) = found.map_err(|first| match first {
             Some(first) => format!("the first record begins at line {first}, after line {line}"),
             None => format!("{} has no records", self.file.display()),
         })?;
@@ -283,7 +270,7 @@ impl CheckArgs {
                 .map(|(sample, ids)| PageSample {
                     sample,
                     ids,
-                    range: crate::positions::range,
+                    range: rope_check::prompt::id_range,
                 }),
         };
         Ok(page.render(encoder)?)

@@ -7,7 +7,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 use rope_core::position_ids::PositionIds;
 
 use crate::svg::{self, Area, BLUE, Drawn, FONT, GREEN, GREY, ORANGE};
-use rope_check::prompt::{ExpandedPrompt, PartTokens, PromptPart};
+use rope_check::prompt::{ExpandedPrompt, PartTokens, PromptPart, id_range, id_text};
 
 const VISION: RGBColor = RGBColor(120, 120, 140);
 /// Name, colour and line width of each axis. On text the three coincide: drawn from wide to narrow,
@@ -174,7 +174,7 @@ impl Map {
             caption,
             columns: columns.div_ceil(column_step),
             ids: kept.collect(),
-            range: super::range(ids),
+            range: id_range(ids),
             drawn: drawn.collect(),
         }
     }
@@ -221,7 +221,7 @@ impl Panel {
         } else {
             format!(
                 "{height} x {width} tokens, T = {}",
-                super::shown(found.axis(0)[first_frame[0]])
+                id_text(found.axis(0)[first_frame[0]])
             )
         };
         let widest = maps.iter().map(|map| map.columns).max().unwrap_or(1) as i32;
@@ -287,7 +287,7 @@ impl Panel {
                     .color(if share > 0.7 { &WHITE } else { &BLACK })
                     .pos(Pos::new(HPos::Center, VPos::Center));
                 let middle = (x + (cell - gap) / 2, y + (cell - gap) / 2);
-                area.draw(&Text::new(super::shown(*id), middle, style))?;
+                area.draw(&Text::new(id_text(*id), middle, style))?;
             }
         }
         Ok(())

@@ -5,11 +5,8 @@ use std::io::Write;
 use std::path::Path;
 use std::time::Duration;
 
-use burn_store::{ModuleSnapshot, SafetensorsStore};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use mrope_digits::Trainer;
-use safetensors::SafeTensors;
-use serde_json::Value;
 
 use super::error::{Result, TrainError};
 use super::options::TrainArgs;
@@ -24,8 +21,6 @@ const CURVES: &str = "curves.svg";
 const ATTENTION: &str = "attention.svg";
 /// A file that is written and removed, to know that the folder takes files.
 const PROBE: &str = "mrope-train.probe";
-/// More than the model of any run takes.
-const MOST_BYTES: u64 = 1 << 28;
 /// Questions of each test during training.
 const PROBE_QUESTIONS: usize = 512;
 /// Steps between the tests during training.
@@ -65,18 +60,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<()> {
         curves: out.join(CURVES),
         attention: out.join(ATTENTION),
     };
-    let mut store = SafetensorsStore::from_file(&files.model).overwrite(true);
-    if let Ok(Value::Object(options)) = serde_json::to_value(&args.run) {
-        for (option, value) in options {
-            store = store.metadata(option, value.to_string());
-        }
-    }
-    trainer
-        .model()
-        .save_into(&mut store)
-        .map_err(TrainError::file("write", &files.model))?;
-    plain_files::share(&files.model)
-        .map_err(|error| TrainError::file("write", &files.model)(error.cause))?;
+    trainer.save(&files.model, &args.run)?;
     let (test, blind) = trainer.test(args.test_questions)?;
     // The report does not depend on the plots, nor they on its reader.
     let curves = plots::curves(&files.curves, trainer.history(), &test, blind);
@@ -130,22 +114,10 @@ fn expect_writable(out: &Path) -> Result<()> {
         }
     }
     let model = out.join(MODEL);
-    if model.exists() && !is_ours(&model) {
+    if model.exists() && !mrope_digits::is_model(&model) {
         return Err(TrainError::NotOurs { path: model });
     }
     Ok(())
-}
-
-/// True for a model of an earlier run, whose file has the options of it.
-fn is_ours(model: &Path) -> bool {
-    let Ok(bytes) = plain_files::read(model, MOST_BYTES) else {
-        return false;
-    };
-    let header = SafeTensors::read_metadata(&bytes);
-    let options = header
-        .ok()
-        .and_then(|(_, header)| header.metadata().clone());
-    options.is_some_and(|options| options.contains_key("rotary"))
 }
 
 /// A bar on a terminal, elsewhere a line after every twentieth of the steps; always on standard

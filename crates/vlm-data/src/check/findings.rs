@@ -57,6 +57,34 @@ pub struct Findings {
     pub examples: Vec<FoundAt>,
 }
 
+impl Findings {
+    /// Returns the lines as text, with ranges for consecutive lines: at most `most` of them, and
+    /// the number of lines left out.
+    pub fn line_ranges(&self, most: usize) -> String {
+        let mut parts: Vec<String> = Vec::new();
+        let mut rest = &self.lines[..];
+        while let Some(&first) = rest.first() {
+            let run = rest.iter().zip(first..);
+            let length = run.take_while(|(line, next)| *line == next).count();
+            if parts.len() == most {
+                parts.push(format!("and {} more", rest.len()));
+                break;
+            }
+            parts.push(match length {
+                1 => first.to_string(),
+                _ => format!("{first}-{}", first + length as u64 - 1),
+            });
+            rest = &rest[length..];
+        }
+        let name = if self.lines.len() == 1 {
+            "line"
+        } else {
+            "lines"
+        };
+        format!("{name} {}", parts.join(", "))
+    }
+}
+
 /// One of [`Findings::examples`].
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct FoundAt {
@@ -228,5 +256,29 @@ impl Collector {
             samples: self.samples,
             max_tokens,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ten_thousand_lines_are_a_few_ranges() {
+        let ranges = |lines: &[u64]| {
+            let findings = Findings {
+                kind: "blank",
+                severity: Severity::Warning,
+                count: lines.len() as u64,
+                lines: lines.to_vec(),
+                examples: Vec::new(),
+            };
+            findings.line_ranges(8)
+        };
+        assert_eq!(ranges(&[4]), "line 4");
+        assert_eq!(ranges(&[1, 2, 3, 7, 9, 10]), "lines 1-3, 7, 9-10");
+        let odd: Vec<u64> = (0..10_000).map(|line| 2 * line + 1).collect();
+        let expected = "lines 1, 3, 5, 7, 9, 11, 13, 15, and 9992 more";
+        assert_eq!(ranges(&odd), expected);
     }
 }

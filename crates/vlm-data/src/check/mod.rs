@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 
 pub use findings::{Findings, FoundAt, Severity};
 pub use page::{PageSample, SamplePage};
-pub use report::{DataReport, Histogram, Packing, SampleCounts, Spread};
+pub use report::{DataFigures, DataReport, Histogram, Packing, SampleCounts, Spread};
 
 use crate::sample::{Opened, SampleEncoder};
 use crate::text::format::{Frames, MediaSource};

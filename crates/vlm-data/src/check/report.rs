@@ -9,6 +9,8 @@ use crate::batch::Cut;
 
 /// Samples packed together: those available to a trainer at one time.
 const WINDOW: usize = 1024;
+/// Tokens of a row where no limit is given, unless a sample is longer.
+const ROW_TOKENS: usize = 4096;
 
 /// The result of a check.
 #[derive(Clone, Debug)]
@@ -82,7 +84,67 @@ pub struct Packing {
     pub padded_filled: f64,
 }
 
+/// The figures of a report, for a program that reads them.
+#[derive(Clone, Debug, Serialize)]
+pub struct DataFigures<'a> {
+    /// Records of the file.
+    pub records: u64,
+    /// Records with an error.
+    pub bad_records: u64,
+    /// The findings, errors first.
+    pub findings: &'a [Findings],
+    /// The number of trainable samples.
+    pub samples: usize,
+    /// Tokens per sample.
+    pub tokens: Option<Spread>,
+    /// Placeholder tokens of pictures and videos per sample.
+    pub vision_tokens: Option<Spread>,
+    /// Trained tokens per sample.
+    pub trained_tokens: Option<Spread>,
+    /// Pictures per sample.
+    pub pictures: Option<Spread>,
+    /// The share of all tokens that is trained on.
+    pub trained_share: f64,
+    /// The utilisation of rows of [`DataReport::row_tokens`].
+    pub packing: Packing,
+}
+
 impl DataReport {
+    /// Computes the figures.
+    pub fn figures(&self) -> DataFigures<'_> {
+        let spread = |of: fn(&SampleCounts) -> u32| Spread::of(self.samples.iter().map(of));
+        DataFigures {
+            records: self.records,
+            bad_records: self.bad_records,
+            findings: &self.findings,
+            samples: self.samples.len(),
+            tokens: spread(|sample| sample.tokens),
+            vision_tokens: spread(|sample| sample.vision),
+            trained_tokens: spread(|sample| sample.trained),
+            pictures: spread(|sample| sample.pictures),
+            trained_share: self.trained_share(),
+            packing: self.packing(self.row_tokens()),
+        }
+    }
+
+    /// Returns the tokens of a row: the limit of the check; without one 4,096, or the longest
+    /// sample.
+    pub fn row_tokens(&self) -> usize {
+        let longest = self.samples.iter().map(|sample| sample.tokens as usize);
+        let longest = longest.max().unwrap_or(0);
+        self.max_tokens.unwrap_or(ROW_TOKENS.max(longest))
+    }
+
+    fn trained_share(&self) -> f64 {
+        let sum = |of: fn(&SampleCounts) -> u32| -> u64 {
+            self.samples
+                .iter()
+                .map(|sample| u64::from(of(sample)))
+                .sum()
+        };
+        sum(|sample| sample.trained) as f64 / sum(|sample| sample.tokens).max(1) as f64
+    }
+
     /// True if any record has an error.
     pub fn has_errors(&self) -> bool {
         self.of(Severity::Error).next().is_some()

@@ -241,6 +241,30 @@ impl<R: BufRead> Conversations<R> {
                 .unwrap_or_else(|| folder.into()),
         }
     }
+
+    /// Reads up to the record that a line belongs to, and returns its first line and the record.
+    ///
+    /// # Errors
+    /// The first line of the file's first record, which begins later; `None` without records.
+    pub fn at_line(
+        self,
+        line: u64,
+    ) -> std::result::Result<(u64, Result<Conversation>), Option<u64>> {
+        let (mut found, mut first) = (None, None);
+        for record in self {
+            let begins = match &record {
+                Ok(conversation) => conversation.line,
+                Err(TextError::Record { line, .. } | TextError::Stream { line, .. }) => *line,
+                Err(_) => 0,
+            };
+            first.get_or_insert(begins);
+            if begins > line {
+                break;
+            }
+            found = Some((begins, record));
+        }
+        found.ok_or(first)
+    }
 }
 
 impl<R: BufRead> Iterator for Conversations<R> {
