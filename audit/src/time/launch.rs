@@ -308,13 +308,15 @@ impl Bench {
                     .square_sums(ELEMENTS, CHUNK, part(&**a), part(sums))?;
             }
             Work::ShortConvolution => {
-                let starts = self.stream.zeros::<i32>(1)?;
+                // The index of the first token: the bits of 0 in f32 are those in i32.
+                let starts = self.stream.zeros::<f32>(1)?;
                 let request = convolution(element, &**a, &self.weights, &starts);
                 self.layers.short_convolution(request, part(&mut **b))?;
                 self.stream.synchronize()?;
             }
             Work::ShortConvolutionBackward => {
-                let starts = self.stream.zeros::<i32>(1)?;
+                // The index of the first token: the bits of 0 in f32 are those in i32.
+                let starts = self.stream.zeros::<f32>(1)?;
                 let request = convolution(element, &**a, &self.weights, &starts);
                 let gradients = ShortConvolutionGradients {
                     gradient: part(&**b),
