@@ -3,6 +3,7 @@
 //! Element types that the driver lacks are printed as skipped; f32 never is.
 
 mod device;
+mod gpu_layers;
 mod norm_cases;
 
 use std::path::Path;

@@ -1,8 +1,9 @@
 // Entry points: one for each element type and pairing, of the rotation, the gradient of the angles,
 // and the norm with the rotation and its backward; one for each element type of the low-rank term,
 // the gate of a feed-forward network, the short convolution, the backward of both, the AdamW update
-// with rounded values, and the inputs of the gated delta rule's products; one of the sums of
-// squares, and of the rule's chunks; and for each 16-bit type one with a cube core.
+// with rounded values, the sums of squares, and the inputs of the gated delta rule's products; one
+// of the rule's chunks; and for each 16-bit type one with a cube core, and one of the update with a
+// gradient of that type.
 //
 // All take device addresses and the tiling by value. An absent tensor (no k) is a null address with
 // no heads.
@@ -117,23 +118,24 @@
     ROPE_SHORT_CONVOLUTION_ENTRY(rope_short_convolution_##name, type, false) \
     ROPE_SHORT_CONVOLUTION_ENTRY(rope_short_convolution_grad_##name, type, true)
 
-#define ROPE_ADAMW(name, type)                                                         \
+#define ROPE_ADAMW(name, type, gradient_type)                                          \
     extern "C" ROPE_VECTOR __global__ __aicore__ void rope_adamw_##name(               \
         GM_ADDR value, GM_ADDR gradient, GM_ADDR first, GM_ADDR second,                \
         GM_ADDR rounded, rope::AdamWTiling tiling) {                                   \
         KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);                                \
         AscendC::TPipe pipe;                                                           \
-        rope::AdamW<type> kernel(pipe, tiling);                                        \
+        rope::AdamW<type, gradient_type> kernel(pipe, tiling);                         \
         kernel.Run(value, gradient, first, second, rounded);                           \
     }
 
-extern "C" ROPE_VECTOR __global__ __aicore__ void rope_square_sums_f32(GM_ADDR x, GM_ADDR sums,
-                                                                       rope::DenseTiling tiling) {
-    KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
-    AscendC::TPipe pipe;
-    rope::SquareSums kernel(pipe, tiling);
-    kernel.Run(x, sums);
-}
+#define ROPE_SQUARE_SUMS(name, type)                                                   \
+    extern "C" ROPE_VECTOR __global__ __aicore__ void rope_square_sums_##name(         \
+        GM_ADDR x, GM_ADDR sums, rope::DenseTiling tiling) {                           \
+        KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);                                \
+        AscendC::TPipe pipe;                                                           \
+        rope::SquareSums<type> kernel(pipe, tiling);                                   \
+        kernel.Run(x, sums);                                                           \
+    }
 
 #define ROPE_DELTA_PREPARE(name, type)                                                    \
     extern "C" ROPE_VECTOR __global__ __aicore__ void rope_delta_prepare_##name(          \
@@ -160,7 +162,8 @@ extern "C" ROPE_VECTOR __global__ __aicore__ void rope_delta_local_f32(
     ROPE_DELTA_PREPARE(name, type)                        \
     ROPE_SWIGLU(name, type)                               \
     ROPE_SHORT_CONVOLUTION(name, type)                    \
-    ROPE_ADAMW(name, type)                                \
+    ROPE_ADAMW(name, type, float)                         \
+    ROPE_SQUARE_SUMS(name, type)                          \
     ROPE_LOW_RANK(name, type)                             \
     ROPE_ROTATE(split_##name, type, kSplit)               \
     ROPE_ROTATE(adjacent_##name, type, kAdjacent)         \
@@ -176,6 +179,8 @@ extern "C" ROPE_VECTOR __global__ __aicore__ void rope_delta_local_f32(
 ROPE_OF_TYPE(f32, float)
 ROPE_OF_TYPE(f16, half)
 ROPE_OF_TYPE(bf16, bfloat16_t)
+ROPE_ADAMW(narrow_f16, half, half)
+ROPE_ADAMW(narrow_bf16, bfloat16_t, bfloat16_t)
 
 // On dav-3510 the cube unit takes other fractals, and hands its product to the vector unit's
 // buffer.

@@ -1,8 +1,8 @@
-//! What CubeCL makes of rope-burn's GPU kernels for NVIDIA's compiler, on a machine without a GPU:
+//! What CubeCL makes of the GPU kernels for NVIDIA's compiler, on a machine without a GPU:
 //! `cuda-source FOLDER` writes CUDA C++, a file for each launch of the cases below, and
 //! `kernels.json`, what `cargo xaudit gpu-kernels` holds the compiled kernels to.
 //!
-//! rope-burn launches as it would on a GPU: the tensors lie on a device with the properties that
+//! The crates launch as they would on a GPU: the tensors lie on a device with the properties that
 //! CubeCL's CUDA runtime states, whose server compiles each launch and runs none. Tensors have no
 //! memory, so they may be of any size.
 
@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use burn::tensor::{DType, Shape};
+use burn_attention::{AdamWOp, AdamWOps, RmsNormOps, SwiGluOps};
 use burn_cubecl::cubecl::client::Client;
 use burn_cubecl::cubecl::ir::{
     DeviceIdentity, DeviceProperties, HardwareProperties, MemoryDeviceProperties, TargetProperties,
@@ -20,6 +21,7 @@ use burn_cubecl::cubecl::ir::{
 };
 use burn_cubecl::cubecl::{Compiler as _, CubeKernel};
 use burn_cubecl::ops::numeric::{empty_device_contiguous_dtype, empty_device_dtype};
+use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{CubeBackend, CubeDevice};
 use cubecl_common::bytes::Bytes;
 use cubecl_common::device::{DeviceId, DeviceService, ServiceId};
@@ -256,6 +258,20 @@ enum Launches {
     AngleGradients,
     Norm(NormOrder),
     NormBackward(NormOrder),
+    Layer(Layer),
+}
+
+/// Kernels of a layer over tokens with all channels of q, and of its update.
+#[derive(Clone, Copy)]
+enum Layer {
+    /// With the gradient in f32, or in the type of the case.
+    Update,
+    NarrowUpdate,
+    SquareSums,
+    RmsNorm,
+    RmsNormBackward,
+    SwiGlu,
+    SwiGluBackward,
 }
 
 /// A case: Qwen3-VL-8B's q and k at 8192 tokens, but for what is said here.
@@ -407,6 +423,45 @@ const CASES: &[Case] = &[
         launches: Launches::NormBackward(NormOrder::AfterRotation),
         ..CASE
     },
+    Case {
+        name: "update, gradient in f32",
+        launches: Launches::Layer(Layer::Update),
+        channels: [4, 4],
+        ..CASE
+    },
+    Case {
+        name: "update",
+        launches: Launches::Layer(Layer::NarrowUpdate),
+        channels: [4, 4],
+        ..CASE
+    },
+    Case {
+        name: "sums of squares",
+        launches: Launches::Layer(Layer::SquareSums),
+        ..CASE
+    },
+    Case {
+        name: "norm of rows",
+        launches: Launches::Layer(Layer::RmsNorm),
+        channels: [4, 4],
+        ..CASE
+    },
+    Case {
+        name: "norm of rows: backward",
+        launches: Launches::Layer(Layer::RmsNormBackward),
+        channels: [4, 4],
+        ..CASE
+    },
+    Case {
+        name: "gate",
+        launches: Launches::Layer(Layer::SwiGlu),
+        ..CASE
+    },
+    Case {
+        name: "gate: backward",
+        launches: Launches::Layer(Layer::SwiGluBackward),
+        ..CASE
+    },
 ];
 
 impl Case {
@@ -465,8 +520,63 @@ impl Case {
                 let gradient = heads(HEADS);
                 CubeBackend::norm_rotary_backward(q, weight, angles, gradient, norm(order));
             }
+            Launches::Layer(layer) => {
+                let tokens = Shape::new([self.tokens, HEADS * head_dim]);
+                let rows = flat(Shape::new([self.tokens, 1]));
+                let weight = flat(Shape::new([HEADS * head_dim]));
+                let wide = || flat(tokens.clone());
+                let narrow = || {
+                    let shape = tokens.clone();
+                    empty_device_contiguous_dtype(client.clone(), device.clone(), shape, dtype)
+                };
+                layer.run(dtype, [rows, weight], wide, narrow);
+            }
         }
         drop(other);
+    }
+}
+
+impl Layer {
+    fn run(
+        self,
+        dtype: DType,
+        [rows, weight]: [CubeTensor; 2],
+        wide: impl Fn() -> CubeTensor,
+        narrow: impl Fn() -> CubeTensor,
+    ) {
+        let op = AdamWOp {
+            rate: 1e-3,
+            decay: 0.1,
+            betas: [0.9, 0.999],
+            epsilon: 1e-8,
+            steps: 1,
+            scale: 1.0,
+        };
+        match self {
+            Self::Update => {
+                let dtype = dtype.into();
+                CubeBackend::adamw_rounded(wide(), wide(), wide(), wide(), op, dtype);
+            }
+            Self::NarrowUpdate => {
+                let dtype = dtype.into();
+                CubeBackend::adamw_rounded(wide(), narrow(), wide(), wide(), op, dtype);
+            }
+            Self::SquareSums => {
+                CubeBackend::square_sums(narrow());
+            }
+            Self::RmsNorm => {
+                CubeBackend::rms_norm_forward(narrow(), weight, 1e-6);
+            }
+            Self::RmsNormBackward => {
+                CubeBackend::rms_norm_backward(narrow(), weight, rows, narrow());
+            }
+            Self::SwiGlu => {
+                CubeBackend::swiglu_forward(narrow(), narrow());
+            }
+            Self::SwiGluBackward => {
+                CubeBackend::swiglu_backward(narrow(), narrow(), narrow());
+            }
+        }
     }
 }
 
@@ -506,6 +616,10 @@ fn write(folder: &Path) -> Result<usize, String> {
                 // Sums are added up a number at a time.
                 let access_bytes = match source.kernel.as_str() {
                     "add_parts" => [4, 4],
+                    // Sums in f32 of the widest vectors of the type.
+                    "sums_of_columns" => [16, 16],
+                    // Numbers in f32 beside those of the type.
+                    "update" | "update_rounded" => [16, n * dtype.size()],
                     _ => [n * dtype.size(), n.min(4) * 4],
                 };
                 kernels.push(Kernel {

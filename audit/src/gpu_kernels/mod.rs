@@ -22,7 +22,16 @@ use count::{Accesses, Counts};
 const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_90a", "sm_120a"];
 
 /// Kernels that also read or write sums, one number at a time.
-const SUMS: [&str; 2] = ["angle_sums", "norm_rotate_back"];
+const SUMS: [&str; 6] = [
+    "angle_sums",
+    "norm_rotate_back",
+    "squares",
+    "normalise",
+    "gradient_of_rows",
+    "sums_of_columns",
+];
+/// Those that write nothing else.
+const SUMS_ALONE: [&str; 2] = ["angle_sums", "squares"];
 /// Bytes of a sum.
 const SUM_BYTES: usize = 4;
 
@@ -79,7 +88,7 @@ impl Kernel {
             let others = found.keys().filter(|bytes| !expected.contains(bytes));
             faults.extend(others.map(|bytes| format!("{what} of {bytes} bytes")));
             let tensors = self.access_bytes[0];
-            let stores_sums = self.kernel == "angle_sums" && what == "stores";
+            let stores_sums = SUMS_ALONE.contains(&self.kernel.as_str()) && what == "stores";
             if !found.contains_key(&tensors) && !stores_sums {
                 faults.push(format!("no {what} of {tensors} bytes"));
             }

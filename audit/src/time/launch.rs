@@ -52,7 +52,9 @@ enum Work {
     LowRank,
     Gate,
     GateBackward,
+    /// With a gradient in f32, or of 16 bits.
     Update,
+    NarrowUpdate,
     SquareSums,
     ShortConvolution,
     ShortConvolutionBackward,
@@ -60,7 +62,7 @@ enum Work {
     DeltaLocal,
 }
 
-const WORK: [Work; 26] = {
+const WORK: [Work; 27] = {
     use Direction::{Adjoint, Forward};
     use Pairing::{Adjacent, Half, InterleaveHalf, Quarter};
     [
@@ -85,6 +87,7 @@ const WORK: [Work; 26] = {
         Work::Gate,
         Work::GateBackward,
         Work::Update,
+        Work::NarrowUpdate,
         Work::SquareSums,
         Work::ShortConvolution,
         Work::ShortConvolutionBackward,
@@ -142,8 +145,8 @@ impl Work {
     /// Whether there is a kernel for the type.
     fn has(self, element: KernelType) -> bool {
         match self {
-            Self::Rotate(_, _, Unit::Cube) => element != KernelType::F32,
-            Self::SquareSums | Self::DeltaLocal => element == KernelType::F32,
+            Self::Rotate(_, _, Unit::Cube) | Self::NarrowUpdate => element != KernelType::F32,
+            Self::DeltaLocal => element == KernelType::F32,
             _ => true,
         }
     }
@@ -285,7 +288,7 @@ impl Bench {
                 gate_gradient: part(&mut **d),
                 up_gradient: part(&mut **e),
             })?,
-            Work::Update => self.layers.update(Update {
+            Work::Update | Work::NarrowUpdate => self.layers.update(Update {
                 elements: ELEMENTS,
                 factors: UpdateFactors {
                     scale: 1.0,
@@ -298,14 +301,17 @@ impl Bench {
                     step: 1e-3,
                 },
                 value: part(&mut **a),
-                gradient: part(&**b),
+                gradient: match work {
+                    Work::NarrowUpdate => (element, part(&**b)),
+                    _ => (KernelType::F32, part(&**b)),
+                },
                 moments: [part(&mut **c), part(&mut **d)],
                 rounded: (!is_f32).then(|| (element, part(&mut **e))),
             })?,
             Work::SquareSums => {
                 let sums: &mut DeviceMemory = &mut self.sums;
                 self.layers
-                    .square_sums(ELEMENTS, CHUNK, part(&**a), part(sums))?;
+                    .square_sums(ELEMENTS, CHUNK, (element, part(&**a)), part(sums))?;
             }
             Work::ShortConvolution => {
                 let request = convolution(element, &**a, &self.weights, &self.rows);

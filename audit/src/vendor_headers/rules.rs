@@ -14,7 +14,7 @@ use std::{env, error, fs};
 use ascend_sim::build::KernelSource;
 use ascend_sim::{Machine, Session};
 use rope_ascend::loader::Api;
-use rope_ascend::rope::{Kernels, LayerKernels, MemoryPart};
+use rope_ascend::rope::{KernelType, Kernels, LayerKernels, MemoryPart};
 use rope_ascend::safe::Runtime;
 use serde::Serialize;
 
@@ -239,7 +239,8 @@ pub(crate) fn probe(words: &[&str]) -> std::result::Result<String, Box<dyn error
                 offset: 0,
             },
         );
-        LayerKernels::new(&stream, kernels).square_sums(number, 128, from, to)?;
+        let x = (KernelType::F32, from);
+        LayerKernels::new(&stream, kernels).square_sums(number, 128, x, to)?;
         // The violations say why it failed.
         let _ = stream.synchronize();
         let violations = ascend_sim::control::take_violations();

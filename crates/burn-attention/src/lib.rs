@@ -33,8 +33,8 @@ pub use adamw::{
     AdamWFactors, AdamWOp, AdamWOps, AdamWRounded, AdamWUpdate, SQUARES, adamw, square_sums,
 };
 pub use adapter::{
-    Adapter, AdapterOps, adapted_linear_source, adapted_linears, has_adapter_kernels, scaled_parts,
-    wide_linear, wide_linear_source,
+    Adapter, AdapterOps, adapted_linear_source, adapted_linears, concatenates_at_once,
+    has_adapter_kernels, scaled_parts, wide_linear, wide_linear_source,
 };
 pub use attention::{
     Attention, AttentionGradients, AttentionMask, AttentionOp, AttentionOps, Bias, Kept, MaskRules,

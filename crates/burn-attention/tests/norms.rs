@@ -5,7 +5,7 @@ use burn_attention::{layer_norm, rms_norm};
 
 use crate::numbers;
 
-const SHAPE: [usize; 3] = [2, 3, 5];
+const SHAPE: [usize; 3] = [2, 3, 21];
 const CHANNELS: usize = SHAPE[2];
 const EPSILON: f64 = 1e-2;
 

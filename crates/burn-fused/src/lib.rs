@@ -1,6 +1,8 @@
 #![doc = include_str!("../README.md")]
 
 mod apply;
+#[cfg(feature = "cube")]
+pub mod cube;
 mod dtype;
 mod error;
 #[cfg(feature = "flex")]
@@ -18,7 +20,7 @@ pub use apply::Implementation;
 pub use dtype::{accumulator, expect, expect_device, least, rounded};
 pub use error::{OpError, or_panic};
 #[cfg(feature = "flex")]
-pub use flex::zeros;
+pub use flex::{elements, is_free, zeros};
 pub use node::{Gradients, node, parts};
 #[cfg(feature = "remote")]
 pub use wire::{

@@ -970,9 +970,11 @@ fn try_layers(binary: &[u8]) -> Found {
         for count in [7, 70_001] {
             layer::gate::<bf16>(bench, &kernels, count)?;
             layer::gate::<f32>(bench, &kernels, count)?;
-            layer::update::<bf16>(bench, &kernels, count)?;
-            layer::update::<f32>(bench, &kernels, count)?;
-            layer::square_sums(bench, &kernels, [count, 512])?;
+            layer::update::<bf16, f32>(bench, &kernels, count)?;
+            layer::update::<bf16, bf16>(bench, &kernels, count)?;
+            layer::update::<f32, f32>(bench, &kernels, count)?;
+            layer::square_sums::<f32>(bench, &kernels, [count, 512])?;
+            layer::square_sums::<bf16>(bench, &kernels, [count, 512])?;
         }
         Ok(())
     };

@@ -242,9 +242,11 @@ fn convolutions_of_all_sizes() {
 fn updates_of_all_sizes() {
     on_machines(|bench, kernels| {
         for count in [1, 7, 64, 1000, 40 * 64 + 3, 400_001] {
-            update::<f32>(bench, kernels, count).unwrap();
-            update::<f16>(bench, kernels, count).unwrap();
-            update::<bf16>(bench, kernels, count).unwrap();
+            update::<f32, f32>(bench, kernels, count).unwrap();
+            update::<f16, f32>(bench, kernels, count).unwrap();
+            update::<f16, f16>(bench, kernels, count).unwrap();
+            update::<bf16, f32>(bench, kernels, count).unwrap();
+            update::<bf16, bf16>(bench, kernels, count).unwrap();
         }
     });
 }
@@ -254,7 +256,9 @@ fn sums_of_squares_of_all_sizes() {
     on_machines(|bench, kernels| {
         for count in [1, 7, 127, 128, 129, 4096, 40 * 4096 + 3, 400_001] {
             for chunk in [128, 4096] {
-                square_sums(bench, kernels, [count, chunk]).unwrap();
+                square_sums::<f32>(bench, kernels, [count, chunk]).unwrap();
+                square_sums::<f16>(bench, kernels, [count, chunk]).unwrap();
+                square_sums::<bf16>(bench, kernels, [count, chunk]).unwrap();
             }
         }
     });

@@ -4,8 +4,8 @@ use burn::module::{Module, Param, ParamId};
 use burn::nn::LinearConfig;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_attention::{
-    GradientSource, adapted_linear_source, adapted_linears, grouped_linear, has_adapter_kernels,
-    linear, linear_source, scaled_parts, wide_linear, wide_linear_source,
+    GradientSource, adapted_linear_source, adapted_linears, concatenates_at_once, grouped_linear,
+    has_adapter_kernels, linear, linear_source, scaled_parts, wide_linear, wide_linear_source,
 };
 
 use crate::error::Result;
@@ -316,7 +316,17 @@ pub(crate) fn prepare(mut linears: Vec<&mut Linear>, wide_gradients: bool) {
     let is_like_first = |(other, adapter): &(DType, &mut Adapter)| {
         *other == dtype && adapter.scale == scale && adapter.factors.is_none()
     };
-    if !has_adapter_kernels(&first.a.device()) || !adapted.iter().all(is_like_first) {
+    let device = first.a.device();
+    if !has_adapter_kernels(&device) {
+        return;
+    }
+    if !concatenates_at_once(&device) {
+        for (dtype, adapter) in &mut adapted {
+            adapter.factors = Some(adapter.for_kernels(*dtype).factors);
+        }
+        return;
+    }
+    if !adapted.iter().all(is_like_first) {
         return;
     }
     let matrices = |which: fn(&Adapter) -> &Param<Tensor<2>>| {

@@ -94,7 +94,7 @@ impl Trainer {
         let experts = experts.map(|ranks| ExpertExchange::new(ranks, peers, model.clone()));
         let mut gradients = GradientSums::default();
         // Converted when a block has dropped its weights.
-        gradients.keeps_types = usize::MAX;
+        gradients.keeps_types = true;
         (shards.is_some() || experts.is_some() || peers.context > 1).then(|| Rounds {
             device: model.device().inner(),
             model,

@@ -12,15 +12,15 @@ pub(crate) struct GradientSums {
     sums: HashMap<ParamId, Tensor<1>>,
     /// Those that are computed together, in this order.
     order: Vec<ParamId>,
-    /// Elements up to which a gradient keeps its type until another is added.
-    pub(crate) keeps_types: usize,
+    /// True if a gradient keeps its type until another is added.
+    pub(crate) keeps_types: bool,
     /// Parameters whose gradients are on other ranks.
     elsewhere: HashSet<ParamId>,
 }
 
 /// Elements up to which a tensor is computed together with others, where each operation costs a
 /// launch: the time of a longer one is that of its memory.
-pub(crate) const SMALL: usize = 1 << 20;
+const SMALL: usize = 1 << 20;
 
 /// True for a type whose sums are in a wider one.
 pub(crate) fn is_narrow(dtype: DType) -> bool {
@@ -61,7 +61,7 @@ impl GradientSums {
     pub(crate) fn add(&mut self, id: ParamId, gradient: Tensor<1>) {
         let sum = match self.sums.remove(&id) {
             Some(earlier) => widened(earlier) + widened(gradient),
-            None if gradient.dims()[0] <= self.keeps_types => gradient,
+            None if self.keeps_types => gradient,
             None => widened(gradient),
         };
         self.sums.insert(id, sum);
@@ -115,28 +115,23 @@ impl GradientSums {
         let small = self.small().map(|(sums, _)| sums);
         let large = ids.filter(|id| !self.order.contains(id));
         let large = large.filter_map(|id| self.get(id));
-        let squares: Vec<Tensor<1>> = small
-            .into_iter()
-            .chain(large)
-            .map(|sum| square_sums(sum).cast(DType::F32))
-            .collect();
-        if squares.is_empty() {
+        let Some(squares) = square_sums(small.into_iter().chain(large).collect()) else {
             return Ok(0.0);
-        }
-        let squares = Tensor::cat(squares, 0).try_into_data();
+        };
+        let squares = squares.try_into_data();
         let squares = squares.map_err(|error| error.reason().to_owned())?;
         Ok(squares.iter::<f64>().sum())
     }
 
     /// Multiplies all gradients.
     pub(crate) fn scale(&mut self, factor: f64) {
-        self.together(|sum| sum * factor);
+        self.together(|sum| widened(sum) * factor);
         let order = &self.order;
         let scaled = |(id, sum): (ParamId, Tensor<1>)| {
             let sum = if order.contains(&id) {
                 sum
             } else {
-                sum * factor
+                widened(sum) * factor
             };
             (id, sum)
         };

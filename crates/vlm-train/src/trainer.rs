@@ -20,7 +20,7 @@ use crate::passes::Passes;
 use crate::ranks::Peers;
 use crate::recipe::{LossRule, Recipe, TrainedParts};
 use crate::record::Recording;
-use crate::sums::{GradientSums, SMALL};
+use crate::sums::GradientSums;
 
 /// Steps between measurements of the share of updates without effect.
 const WATCHED_EVERY: usize = 100;
@@ -381,15 +381,13 @@ impl Trainer {
 
     /// True if small gradients are computed together.
     fn joins(&self) -> bool {
-        burn_attention::has_adapter_kernels(&self.model.device()) && self.shards().is_none()
+        burn_attention::concatenates_at_once(&self.model.device()) && self.shards().is_none()
     }
 
     /// Sums for the gradients of a batch's micro-batches.
     pub(crate) fn empty_sums(&self) -> GradientSums {
         let mut gradients = GradientSums::default();
-        if self.joins() && self.peers.is_none() {
-            gradients.keeps_types = SMALL;
-        }
+        gradients.keeps_types = self.peers.is_none();
         gradients
     }
 
@@ -411,7 +409,7 @@ impl Trainer {
                 .map(|parameter| parameter.id)
                 .filter(is_shared)
         };
-        if gradients.keeps_types > 0 {
+        if self.joins() && self.peers.is_none() {
             gradients.join(ids());
         }
         if let Some(scale) = self.loss_scale.filter(|scale| scale.factor != 1.0) {

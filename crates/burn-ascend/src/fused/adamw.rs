@@ -5,8 +5,8 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{DType, FloatDType, TensorMetadata};
 use burn_attention::composed::adamw as composed;
 use burn_attention::{AdamWOp, AdamWOps, AdamWRounded, SQUARES};
-use burn_fused::like;
 use burn_fused::primitive::cast;
+use burn_fused::{accumulator, like};
 use rope_ascend::rope::{KernelType, Update, UpdateFactors};
 
 use super::{Outputs, Refusal, kernel_type, layer_kernels, read, write};
@@ -51,7 +51,8 @@ impl AdamWOps for Ascend {
     }
 
     fn square_sums(x: FloatTensor<Self>) -> FloatTensor<Self> {
-        let sums = ([x.len().div_ceil(SQUARES)].into(), x.dtype());
+        let dtype = accumulator(x.dtype()).map_or(x.dtype(), DType::from);
+        let sums = ([x.len().div_ceil(SQUARES)].into(), dtype);
         let outputs = Outputs::new(&x, [sums]);
         let outcome = square_sums(&x).map_err(|refusal| (refusal, ()));
         let [sums] = outputs.or_composed(outcome, |()| [composed::square_sums::<Self>(x)]);
@@ -95,6 +96,11 @@ fn run(
     let context = value.context()?.clone();
     let kernels = layer_kernels(&context)?;
     let gradient = gradient.clone().contiguous();
+    // The kernels take a gradient in the type of the rounded values.
+    let gradient = match kernel_type(gradient.dtype())? {
+        narrow if narrow != element => cast::<Ascend>(gradient, FloatDType::F32),
+        _ => gradient,
+    };
     let elements = value.len();
     let mut rounded = (element != KernelType::F32)
         .then(|| AscendTensor::empty_in(&context, value.shape(), dtype.into()));
@@ -112,7 +118,7 @@ fn run(
             step: by.step as f32,
         },
         value: write(value)?,
-        gradient: read(&gradient)?,
+        gradient: (kernel_type(gradient.dtype())?, read(&gradient)?),
         moments: [write(first)?, write(second)?],
         rounded: match &mut rounded {
             Some(rounded) => Some((element, write(rounded)?)),
@@ -123,15 +129,13 @@ fn run(
 }
 
 fn square_sums(x: &AscendTensor) -> Result<[AscendTensor; 1], Refusal> {
-    if x.dtype() != DType::F32 {
-        return Err(Refusal::Limit);
-    }
+    let element = kernel_type(x.dtype())?;
     let context = x.context()?;
     let kernels = layer_kernels(context)?;
     let x = x.clone().contiguous();
     let shape = [x.len().div_ceil(SQUARES)].into();
     let mut sums = AscendTensor::empty_in(context, shape, DType::F32);
-    kernels.square_sums(x.len(), SQUARES, read(&x)?, write(&mut sums)?)?;
+    kernels.square_sums(x.len(), SQUARES, (element, read(&x)?), write(&mut sums)?)?;
     Ok([sums])
 }
 
@@ -260,6 +264,42 @@ mod tests {
             let [rounded, expected] =
                 [rounded, expected].map(|x| values(Ascend::float_cast(x, FloatDType::F32)));
             assert_eq!(rounded.expect("values"), expected.expect("values"));
+        }
+    }
+
+    #[test]
+    fn a_gradient_of_16_bits_is_one_launch_in_the_type_of_the_values() {
+        let alone = Alone::new();
+        let types = [FloatDType::F16, FloatDType::BF16];
+        for (of_gradient, dtype) in types.iter().flat_map(|x| types.map(|y| (*x, y))) {
+            let gradient = || Ascend::float_cast(first(&alone)[1].clone(), of_gradient);
+            let [value, _, moment, other] = first(&alone);
+            let wide = Ascend::float_cast(gradient(), FloatDType::F32);
+            let of = |updated: AdamWRounded<Ascend>| {
+                <[_; 4]>::from(updated).map(|x| {
+                    let x = Ascend::float_cast(x, FloatDType::F32);
+                    values(x).expect("values")
+                })
+            };
+            let expected = of(Ascend::adamw_rounded(value, wide, moment, other, OP, dtype));
+            let [value, _, moment, other] = first(&alone);
+            control::clear_launches();
+            let found = Ascend::adamw_rounded(value, gradient(), moment, other, OP, dtype);
+            assert_eq!(of(found), expected);
+            assert_eq!(runs(), 1);
+            control::clear_launches();
+            let sums = values(Ascend::square_sums(gradient())).expect("sums");
+            let squares = values(Ascend::float_cast(gradient(), FloatDType::F32)).expect("values");
+            let expected: f32 = squares.iter().map(|x| x * x).sum();
+            assert!(
+                (sums[0] - expected).abs() <= 1e-6 * expected,
+                "{sums:?}, {expected}"
+            );
+            assert!(
+                control::launches()
+                    .iter()
+                    .any(|launch| launch.kernel.contains("square_sums_"))
+            );
         }
     }
 

@@ -1,10 +1,10 @@
 //! The update composed of ordinary operations.
 
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
-use burn_fused::primitive::slice;
+use burn_fused::primitive::{cast, slice, widen};
 
 use super::SQUARES;
-use super::op::AdamWOp;
+use super::op::{AdamWOp, AdamWOps};
 
 /// Computes the same as [`AdamWOps::adamw`](crate::AdamWOps::adamw).
 pub fn update<B: Backend>(
@@ -16,6 +16,7 @@ pub fn update<B: Backend>(
 ) -> (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>) {
     let by = op.factors();
     let times = |x, factor: f64| B::float_mul_scalar(x, factor.into());
+    let gradient = widen::<B>(gradient);
     let gradient = if by.scale == 1.0 {
         gradient
     } else {
@@ -41,6 +42,7 @@ pub fn update<B: Backend>(
 
 /// Computes the same as [`AdamWOps::square_sums`](crate::AdamWOps::square_sums).
 pub fn square_sums<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
+    let x = widen::<B>(x);
     let elements = x.shape().num_elements();
     let whole = elements - elements % SQUARES;
     let of_rows = |x: FloatTensor<B>, rows: usize| {
@@ -59,4 +61,15 @@ pub fn square_sums<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
             B::float_cat(vec![head, tail], 0)
         }
     }
+}
+
+/// Computes the same as [`AdamWOps::square_sums_into`](crate::AdamWOps::square_sums_into).
+pub fn square_sums_into<B: AdamWOps>(
+    sums: FloatTensor<B>,
+    x: FloatTensor<B>,
+    start: usize,
+) -> FloatTensor<B> {
+    let part = cast::<B>(B::square_sums(x), sums.dtype().into());
+    let range = start..start + part.shape().num_elements();
+    B::float_slice_assign(sums, &[range.into()], part)
 }

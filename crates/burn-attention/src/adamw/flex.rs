@@ -5,7 +5,7 @@ use std::iter;
 use burn::backend::flex::{Flex, FlexTensor};
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, FloatDType};
-use burn_fused::zeros;
+use burn_fused::{elements, is_free, zeros};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
@@ -55,32 +55,38 @@ impl AdamWOps for Flex {
     }
 
     fn square_sums(x: FloatTensor<Self>) -> FloatTensor<Self> {
-        if x.dtype() != DType::F32 {
-            return composed::square_sums::<Self>(x);
+        match x.dtype() {
+            DType::F32 => squares::<f32>(&x),
+            DType::BF16 => squares::<bf16>(&x),
+            DType::F16 => squares::<f16>(&x),
+            _ => composed::square_sums::<Self>(x),
         }
-        let x = x.to_contiguous();
-        let chunks = elements(&x).par_chunks(SQUARES);
-        let mut sums = zeros([chunks.len()].into(), DType::F32);
-        let out = sums.storage_mut::<f32>().par_iter_mut();
-        out.zip(chunks)
-            .for_each(|(sum, chunk)| *sum = sum_of_squares(chunk));
-        sums
     }
 }
 
+fn squares<E: Number<Wide = f32>>(x: &FlexTensor) -> FlexTensor {
+    let x = x.to_contiguous();
+    let chunks = elements::<E>(&x).par_chunks(SQUARES);
+    let mut sums = zeros([chunks.len()].into(), DType::F32);
+    let out = sums.storage_mut::<f32>().par_iter_mut();
+    out.zip(chunks)
+        .for_each(|(sum, chunk)| *sum = sum_of_squares(chunk));
+    sums
+}
+
 /// The sum of the squares of some elements, by lanes.
-fn sum_of_squares(x: &[f32]) -> f32 {
+fn sum_of_squares<E: Number<Wide = f32>>(x: &[E]) -> f32 {
     const LANES: usize = 16;
     let (rows, rest) = x.as_chunks::<LANES>();
     let mut lanes = [0.0; LANES];
-    for row in rows {
-        for (lane, x) in lanes.iter_mut().zip(row) {
-            *lane += x * x;
-        }
-    }
-    for (lane, x) in lanes.iter_mut().zip(rest) {
+    let add = |(lane, x): (&mut f32, &E)| {
+        let x = x.widen();
         *lane += x * x;
+    };
+    for row in rows {
+        lanes.iter_mut().zip(row).for_each(add);
     }
+    lanes.iter_mut().zip(rest).for_each(add);
     lanes.iter().sum()
 }
 
@@ -130,19 +136,23 @@ fn update<E: Number<Wide = f32>>(
     let by = Factors::new(op.factors());
     let (mut first, mut second) = (owned(first), owned(second));
     let moments = [&mut first, &mut second];
-    let value = if !is_free(&value) && is_free(&gradient) {
-        let update = |gradient, value, moments: [&mut f32; 2]| by.update(value, gradient, moments);
-        over(gradient, &value, moments, rounded, update)
-    } else {
-        let update = |value, gradient, moments: [&mut f32; 2]| by.update(value, gradient, moments);
-        over(owned(value), &gradient, moments, rounded, update)
+    let update = |value, gradient, moments: [&mut f32; 2]| by.update(value, gradient, moments);
+    let value = match gradient.dtype() {
+        DType::BF16 => over::<bf16, _>(owned(value), &gradient, moments, rounded, update),
+        DType::F16 => over::<f16, _>(owned(value), &gradient, moments, rounded, update),
+        _ if !is_free::<f32>(&value) && is_free::<f32>(&gradient) => {
+            let swapped =
+                |gradient, value, moments: [&mut f32; 2]| update(value, gradient, moments);
+            over::<f32, _>(gradient, &value, moments, rounded, swapped)
+        }
+        _ => over::<f32, _>(owned(value), &gradient, moments, rounded, update),
     };
     [value, first, second]
 }
 
 /// Writes over each element of `out` the result of `update` for it, the element of `other` and the
 /// moments.
-fn over<E: Number<Wide = f32>>(
+fn over<O: Number<Wide = f32>, E: Number<Wide = f32>>(
     mut out: FlexTensor,
     other: &FlexTensor,
     moments: [&mut FlexTensor; 2],
@@ -151,7 +161,7 @@ fn over<E: Number<Wide = f32>>(
 ) -> FlexTensor {
     let other = other.to_contiguous();
     let [first, second] = moments.map(|moment| moment.storage_mut::<f32>().chunks_mut(TASK));
-    let inputs = elements(&other).chunks(TASK).zip(first.zip(second));
+    let inputs = elements::<O>(&other).chunks(TASK).zip(first.zip(second));
     let mut parts = rounded.map(|rounded| rounded.chunks_mut(TASK));
     let rounded = iter::from_fn(|| Some(parts.as_mut().and_then(Iterator::next)));
     let tasks = out.storage_mut::<f32>().chunks_mut(TASK).zip(inputs);
@@ -160,7 +170,7 @@ fn over<E: Number<Wide = f32>>(
         let (other, (first, second)) = inputs;
         let moments = first.iter_mut().zip(second);
         for ((out, other), (first, second)) in out.iter_mut().zip(other).zip(moments) {
-            *out = update(*out, *other, [first, second]);
+            *out = update(*out, other.widen(), [first, second]);
         }
         for (rounded, value) in rounded.into_iter().flatten().zip(out) {
             *rounded = E::round(*value);
@@ -169,30 +179,15 @@ fn over<E: Number<Wide = f32>>(
     out
 }
 
-/// The elements of a contiguous tensor.
-fn elements(x: &FlexTensor) -> &[f32] {
-    let start = x.layout().start_offset();
-    &x.storage::<f32>()[start..start + x.layout().num_elements()]
-}
-
-/// True if a kernel may overwrite all the memory of a tensor: nothing else holds it, and it has the
-/// elements and nothing else.
-fn is_free(x: &FlexTensor) -> bool {
-    let layout = x.layout();
-    x.is_unique()
-        && layout.is_contiguous()
-        && layout.start_offset() == 0
-        && x.storage::<f32>().len() == layout.num_elements()
-}
-
 /// The tensor itself where it is free, else a copy.
 fn owned(x: FlexTensor) -> FlexTensor {
     let dense = x.to_contiguous();
     drop(x);
-    if is_free(&dense) {
+    if is_free::<f32>(&dense) {
         return dense;
     }
     let mut copy = zeros(dense.layout().shape().clone(), DType::F32);
-    copy.storage_mut::<f32>().copy_from_slice(elements(&dense));
+    copy.storage_mut::<f32>()
+        .copy_from_slice(elements::<f32>(&dense));
     copy
 }

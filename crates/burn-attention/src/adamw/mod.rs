@@ -1,6 +1,8 @@
 //! The AdamW update as one operation, and the sums of squares that clipping needs.
 
 pub mod composed;
+#[cfg(feature = "cube")]
+mod cube;
 #[cfg(feature = "flex")]
 mod flex;
 mod op;
@@ -8,7 +10,7 @@ mod op;
 pub(crate) mod wire;
 
 use burn::backend::{Dispatch, TensorMetadata};
-use burn::tensor::{DType, FloatDType, Tensor};
+use burn::tensor::{DType, FloatDType, Shape, Tensor};
 #[cfg(feature = "remote-server")]
 use burn_fused::expect_shape;
 use burn_fused::{OpError, accumulator, expect};
@@ -45,17 +47,18 @@ pub struct AdamWUpdate<const D: usize> {
 /// ```
 ///
 /// # Shapes
-/// All tensors have the same shape and type, f32 or f64; the moments are 0 before the first update.
-/// The new values are also returned in `dtype`, for a parameter in 16 bits.
+/// All tensors have the same shape and type, f32 or f64; beside f32, the gradient may have 16 bits.
+/// The moments are 0 before the first update. The new values are also returned in `dtype`, for a
+/// parameter in 16 bits.
 ///
 /// # Numerics
-/// Computed in the type of the tensors and in this order, which is torch's. The scalar factors are
+/// Computed in the type of the values and in this order, which is torch's. The scalar factors are
 /// computed in f64 and rounded once.
 ///
 /// # Memory
 /// On the CPU and on NPUs the update is one pass, in the memory of moments that nothing else holds.
 /// The new values take the memory of the old ones if nothing else holds it, and otherwise, on the
-/// CPU, the gradient's. Other devices run ordinary operations.
+/// CPU, that of a gradient in f32. Other devices run ordinary operations.
 ///
 /// # Errors
 /// [`Shapes`](AttentionError::Shapes), [`Update`](AttentionError::Update),
@@ -114,52 +117,80 @@ pub fn adamw<const D: usize>(
     })
 }
 
-/// Computes the sums of the squares of each [`SQUARES`] elements, for the norm of a gradient. The
-/// last sum is that of the remaining elements.
+/// Computes the sums of the squares of each [`SQUARES`] elements of tensors, for the norm of
+/// gradients. The last sum of a tensor is that of its remaining elements. Returns none for no tensor.
 ///
 /// # Shapes
-/// `x`: `[n]`; returns `[n / SQUARES]`, rounded up.
+/// tensors: `[n]` each, on one device; returns n / [`SQUARES`] sums of each, rounded up, in the order
+/// of the tensors
 ///
 /// # Numerics
-/// 16-bit types are summed in f32, others in their own. The order of the additions differs between
-/// devices.
+/// f64 is summed in f64 if all tensors have it, all others in f32. The order of the additions
+/// differs between devices.
 ///
 /// # Memory
-/// On the CPU and on NPUs one pass over f32, without a tensor of squares.
+/// On CPUs, NPUs and CubeCL's devices one pass, without a tensor of squares.
 ///
 /// # Example
 /// ```
 /// use burn::tensor::{Device, Tensor};
 /// use burn_attention::square_sums;
 ///
-/// let x = Tensor::from_floats([3.0, 4.0], &Device::flex());
-/// assert_eq!(square_sums(x).into_scalar::<f32>(), 25.0);
+/// let x = Tensor::<1>::from_floats([3.0, 4.0], &Device::flex());
+/// let sums = square_sums(vec![x.clone(), x * 2.0]).expect("of two tensors").into_data();
+/// assert_eq!(sums.iter::<f32>().collect::<Vec<_>>(), [25.0, 100.0]);
 /// ```
-pub fn square_sums(x: Tensor<1>) -> Tensor<1> {
-    let x = match accumulator(x.dtype()) {
-        Ok(wide) => x.cast(wide),
-        Err(_) => x,
-    };
-    let x = x.into_dispatch();
-    let sums = if backends::reaches(&x.device()) {
-        Dispatch::square_sums(x)
-    } else {
-        composed::square_sums::<Dispatch>(x)
-    };
-    Tensor::from_dispatch(sums)
+pub fn square_sums(tensors: Vec<Tensor<1>>) -> Option<Tensor<1>> {
+    let device = tensors.first()?.device();
+    let reaches = backends::reaches(device.as_dispatch());
+    let is_wide = tensors.iter().all(|x| x.dtype() == DType::F64);
+    let dtype = if is_wide { DType::F64 } else { DType::F32 };
+    if !backends::copies_parts(device.as_dispatch()) {
+        let sums = tensors.into_iter().map(|x| {
+            let x = x.into_dispatch();
+            let sums = if reaches {
+                Dispatch::square_sums(x)
+            } else {
+                composed::square_sums::<Dispatch>(x)
+            };
+            Tensor::<1>::from_dispatch(sums).cast(dtype)
+        });
+        return Some(Tensor::cat(sums.collect(), 0));
+    }
+    // Each is written where it belongs: a concatenation would launch a copy of each.
+    let counts = tensors.iter().map(|x| x.dims()[0].div_ceil(SQUARES));
+    let all = counts.sum::<usize>();
+    let mut sums = Tensor::<1>::zeros([all], (&device, dtype)).into_dispatch();
+    let mut start = 0;
+    for x in tensors {
+        let (count, x) = (x.dims()[0].div_ceil(SQUARES), x.into_dispatch());
+        sums = Dispatch::square_sums_into(sums, x, start);
+        start += count;
+    }
+    Some(Tensor::from_dispatch(sums))
 }
 
 /// # Errors
-/// [`AttentionError::Op`] for x of other types than f32 and f64.
+/// [`AttentionError::Op`] for x of other types than floats.
 #[cfg(feature = "remote-server")]
 pub(crate) fn check_squares<T: TensorMetadata>(x: &T) -> Result<()> {
+    accumulator(x.dtype())?;
     let flat = [x.shape().num_elements()];
-    let wide = accumulator(x.dtype())?;
-    Ok(expect_shape("x", x, (&flat, wide.into()), x)?)
+    Ok(expect_shape("x", x, (&flat, x.dtype()), x)?)
+}
+
+/// The type of the sums of squares.
+pub(crate) fn type_of_sums(dtype: DType) -> DType {
+    accumulator(dtype).map_or(dtype, DType::from)
+}
+
+/// Their shape.
+pub(crate) fn shape_of_sums(x: &Shape) -> Shape {
+    [x.num_elements().div_ceil(SQUARES)].into()
 }
 
 pub(crate) fn check<T: TensorMetadata>(tensors: [&T; 4], op: AdamWOp) -> Result<()> {
-    let [value, others @ ..] = tensors;
+    let [value, gradient, first, second] = tensors;
     let dtype = value.dtype();
     if !matches!(dtype, DType::F32 | DType::F64) {
         return Err(AttentionError::Op(OpError::MixedDTypes {
@@ -168,8 +199,15 @@ pub(crate) fn check<T: TensorMetadata>(tensors: [&T; 4], op: AdamWOp) -> Result<
             expected: DType::F32,
         }));
     }
-    let names = ["the gradient", "the first moment", "the second moment"];
-    for (name, tensor) in names.into_iter().zip(others) {
+    let of_gradient = match accumulator(gradient.dtype()) {
+        Ok(wide) if dtype == wide.into() => gradient.dtype(),
+        _ => dtype,
+    };
+    for (name, tensor, dtype) in [
+        ("the gradient", gradient, of_gradient),
+        ("the first moment", first, dtype),
+        ("the second moment", second, dtype),
+    ] {
         expect(name, tensor, dtype, value)?;
         let (left, right) = (value.shape(), tensor.shape());
         same_shape(["the value", name], left.as_slice(), right.as_slice())?;

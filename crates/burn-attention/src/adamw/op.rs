@@ -1,11 +1,15 @@
 //! The operation as backends implement it.
 
 use burn::backend::autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
+#[cfg(feature = "fusion")]
+use burn::backend::fusion::custom::TensorSpec;
 use burn::backend::{Backend, tensor::FloatTensor};
 use burn::tensor::FloatDType;
 use burn_fused::primitive::cast;
 
 use super::composed;
+#[cfg(feature = "fusion")]
+use super::{shape_of_sums, type_of_sums};
 use crate::error::{AttentionError, Result};
 
 /// The numbers of an AdamW update.
@@ -97,10 +101,15 @@ impl AdamWOp {
 }
 
 operation! {
+    Fusion;
     /// One AdamW update, and the sums of squares that clipping needs, as a backend implements them.
-    /// All tensors of an update have one shape and type.
+    /// All tensors of an update have one shape and type, but that a gradient beside f32 may have
+    /// 16 bits.
     pub trait AdamWOps {
         /// Computes the new values, and the new moments of the gradients and of their squares.
+        #[fusion(meta = |value, _, first, second, _| {
+            (value.clone(), first.clone(), second.clone())
+        })]
         fn adamw(
             value: FloatTensor<Self>,
             gradient: FloatTensor<Self>,
@@ -112,12 +121,27 @@ operation! {
         }
 
         /// Computes the sums of the squares of each [`SQUARES`](super::SQUARES) elements of a flat
-        /// x.
+        /// x, in f32 for one of 16 bits.
+        #[fusion(meta = |x| TensorSpec::new(shape_of_sums(&x.shape), type_of_sums(x.dtype)))]
         fn square_sums(x: FloatTensor<Self>) -> FloatTensor<Self> {
             composed::square_sums::<Self>(x)
         }
 
+        /// Writes the sums of the squares of x into others, from number `start` on.
+        #[fusion(dtype = sums, shape = sums)]
+        fn square_sums_into(
+            sums: FloatTensor<Self>,
+            x: FloatTensor<Self>,
+            start: usize,
+        ) -> FloatTensor<Self> {
+            composed::square_sums_into::<Self>(sums, x, start)
+        }
+
         /// Computes the new values, their copy in another type, and the new moments.
+        #[fusion(meta = |value, _, first, second, _, dtype| {
+            let rounded = TensorSpec::new(value.shape.clone(), (*dtype).into());
+            (value.clone(), rounded, first.clone(), second.clone())
+        })]
         fn adamw_rounded(
             value: FloatTensor<Self>,
             gradient: FloatTensor<Self>,
@@ -155,7 +179,3 @@ pub(super) fn rounded<B: Backend>(
 
 /// Ordinary operations, which autodiff follows.
 impl<B: AdamWOps, C: CheckpointStrategy> AdamWOps for Autodiff<B, C> {}
-
-/// Ordinary operations.
-#[cfg(feature = "cube")]
-impl AdamWOps for burn::backend::Cube {}

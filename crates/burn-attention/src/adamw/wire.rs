@@ -4,8 +4,8 @@ use burn::backend::{Remote, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::FloatDType;
 use burn_fused::{NoNumbers, Reader, WireOp, Writer, like, send};
 
-use super::SQUARES;
 use super::op::{AdamWOp, AdamWOps, AdamWRounded, rounded};
+use super::{shape_of_sums, type_of_sums};
 use crate::error::{AttentionError, Result};
 
 /// The custom operations.
@@ -20,10 +20,10 @@ const NARROW: [FloatDType; 2] = [FloatDType::F16, FloatDType::BF16];
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct RoundedUpdate(AdamWOp, FloatDType);
 
-type Sums = NoNumbers<AttentionError>;
+type Sums = NoNumbers<AttentionError, 2>;
 
 impl WireOp for AdamWOp {
-    const VERSION: u64 = 2;
+    const VERSION: u64 = 3;
     type Error = AttentionError;
 
     fn write(&self, numbers: &mut Writer) {
@@ -51,7 +51,7 @@ impl WireOp for AdamWOp {
 }
 
 impl WireOp for RoundedUpdate {
-    const VERSION: u64 = 1;
+    const VERSION: u64 = 2;
     type Error = AttentionError;
 
     fn write(&self, numbers: &mut Writer) {
@@ -99,9 +99,8 @@ impl AdamWOps for Remote {
     }
 
     fn square_sums(x: FloatTensor<Self>) -> FloatTensor<Self> {
-        let (shape, dtype) = like(&x);
-        let sums = [shape.num_elements().div_ceil(SQUARES)].into();
-        let [sums] = send(SUMS, &Sums::default(), vec![x], [(sums, dtype)]);
+        let sums = (shape_of_sums(&x.shape()), type_of_sums(x.dtype()));
+        let [sums] = send(SUMS, &Sums::default(), vec![x], [sums]);
         sums
     }
 }

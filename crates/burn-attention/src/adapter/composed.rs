@@ -32,6 +32,9 @@ pub fn add<B: Backend>(
 /// Computes the sum of the parts of h: `[rank, rows]`.
 pub(super) fn whole_inner<B: Backend>(h: FloatTensor<B>, rank: usize) -> FloatTensor<B> {
     let [parts_rank, rows] = h.shape().dims();
+    if parts_rank == rank {
+        return h;
+    }
     let h = B::float_reshape(h, Shape::new([parts_rank / rank, rank, rows]));
     B::float_reshape(B::float_sum_dim(h, 0), Shape::new([rank, rows]))
 }

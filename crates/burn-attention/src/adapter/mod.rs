@@ -2,6 +2,8 @@
 
 mod backward;
 pub mod composed;
+#[cfg(feature = "cube")]
+mod cube;
 mod op;
 #[cfg(feature = "remote")]
 pub(crate) mod wire;
@@ -11,6 +13,7 @@ use burn::tensor::{DType, Device, Tensor};
 use burn_fused::{accumulator, expect};
 
 use crate::attention::Bias;
+use crate::backends;
 use crate::error::{AttentionError, Result, equal};
 use crate::gradients::{GradientSource, expect_gradient};
 
@@ -43,9 +46,16 @@ pub fn scaled_parts(x: Tensor<2>, scale: f64, dtype: DType) -> Tensor<2> {
     Tensor::cat(vec![upper, lower], 0)
 }
 
-/// Returns true if [`adapted_linears`] is the way to compute layers with adapters on a device:
-/// where a server runs the operations by its kernels.
+/// Returns true if [`adapted_linears`] is the way to compute layers with adapters on a device: on
+/// CubeCL's, and where a server runs the operations by its kernels.
 pub fn has_adapter_kernels(device: &Device) -> bool {
+    let device = device.as_dispatch();
+    is_remote(device) || backends::copies_parts(device)
+}
+
+/// Returns true if a device concatenates tensors in one launch, so that operations on many small
+/// tensors cost less on one of all: where a server runs the operations.
+pub fn concatenates_at_once(device: &Device) -> bool {
     is_remote(device.as_dispatch())
 }
 
@@ -107,24 +117,24 @@ pub fn adapted_linears<const D: usize, const N: usize>(
         .each_ref()
         .map(|(.., adapter)| adapter.factors[0].clone());
     let ranks = factors.each_ref().map(|factor| factor.dims()[0]);
-    let factor = match &factors[..] {
-        [] => return Err(AttentionError::NoChannels),
-        [one] => one.clone(),
-        all => Tensor::cat(all.to_vec(), 0),
-    };
+    if N == 0 {
+        return Err(AttentionError::NoChannels);
+    }
+    let is_joined = N > 1 && concatenates_at_once(&x.device());
     let x = x.into_dispatch();
-    let inner = Dispatch::adapter_inner(factor.into_dispatch(), x.clone());
-    let inner = Tensor::<2>::from_dispatch(inner);
-    let mut start = 0;
-    let mut layers = layers.into_iter().zip(ranks);
+    let product = |factor: Tensor<2>| {
+        let inner = Dispatch::adapter_inner(factor.into_dispatch(), x.clone());
+        Tensor::<2>::from_dispatch(inner)
+    };
+    let inner = if is_joined {
+        let inner = product(Tensor::cat(factors.to_vec(), 0));
+        inner.split_with_sizes(ranks.to_vec(), 0)
+    } else {
+        factors.into_iter().map(product).collect()
+    };
+    let mut layers = layers.into_iter().zip(inner);
     Ok(std::array::from_fn(|_| {
-        let ((weight, bias, adapter), rank) = layers.next().expect("N layers");
-        let h = if N == 1 {
-            inner.clone()
-        } else {
-            inner.clone().narrow(0, start, rank)
-        };
-        start += rank;
+        let ((weight, bias, adapter), h) = layers.next().expect("N layers");
         let mut out = shape;
         out[D - 1] = weight.dims()[1];
         let [_, factor] = adapter.factors;

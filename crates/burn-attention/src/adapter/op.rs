@@ -1,12 +1,19 @@
 //! The operations as backends implement them.
 
 use burn::backend::tensor::FloatTensor;
+#[cfg(feature = "fusion")]
+use {
+    burn::backend::fusion::custom::TensorSpec,
+    burn::tensor::{DType, Shape},
+    burn_fused::accumulator,
+};
 
 use super::composed;
 use crate::attention::Bias;
 use crate::gradients::any_number;
 
 operation! {
+    Fusion;
     /// The products of a linear layer with a low-rank adapter, as a backend implements them.
     ///
     /// All methods have a default body of ordinary operations; a backend with kernels overrides the
@@ -20,12 +27,17 @@ operation! {
     /// - h: `[parts * rank, rows]`, in the type of b
     pub trait AdapterOps {
         /// Computes h = factor x^T. The autodiff backend does not track it.
+        #[fusion(meta = |factor, x| wide_matrix([factor.shape[0], x.shape[0]], x.dtype))]
         fn adapter_inner(factor: FloatTensor<Self>, x: FloatTensor<Self>) -> FloatTensor<Self> {
             composed::inner::<Self>(factor, x)
         }
 
         /// Computes y + h^T b with h summed over its parts, rounded once, and that sum in the type
         /// of y: `[rank, rows]`.
+        #[fusion(meta = |y, _, b| {
+            let inner = Shape::new([b.shape[0], y.shape[0]]);
+            (y.clone(), TensorSpec::new(inner, y.dtype))
+        })]
         fn adapter_add(
             y: FloatTensor<Self>,
             h: FloatTensor<Self>,
@@ -36,11 +48,13 @@ operation! {
 
         /// Computes h x: the gradient of b from h and the output's gradient, of a, or of a weight.
         /// `h`: `[rank, rows]`, in the type of `x`; the result is in that of b.
+        #[fusion(meta = |h, x| wide_matrix([h.shape[0], x.shape[1]], x.dtype))]
         fn adapter_gradient(h: FloatTensor<Self>, x: FloatTensor<Self>) -> FloatTensor<Self> {
             composed::gradient::<Self>(h, x)
         }
 
         /// Computes x weight + bias. The gradient of the weight is in f32, or f64 for f64 tensors.
+        #[fusion(default)]
         fn wide_linear(
             x: FloatTensor<Self>,
             weight: FloatTensor<Self>,
@@ -51,6 +65,7 @@ operation! {
 
         /// Returns any number in the place of x weight + bias; its backward starts from the
         /// output's gradient.
+        #[fusion(default)]
         fn wide_linear_source(
             x: FloatTensor<Self>,
             weight: FloatTensor<Self>,
@@ -63,6 +78,7 @@ operation! {
 
         /// Computes x weight + bias + h^T b. `factor` is that of the gradient of h, as h = factor'
         /// x^T is that of a.
+        #[fusion(default)]
         fn adapted_linear(
             x: FloatTensor<Self>,
             weight: FloatTensor<Self>,
@@ -80,6 +96,7 @@ operation! {
         /// Returns any number in the place of an [`adapted_linear`](Self::adapted_linear); its
         /// backward starts from the output's gradient.
         #[allow(clippy::too_many_arguments, reason = "the macro reads tensors one by one")]
+        #[fusion(default)]
         fn adapted_linear_source(
             x: FloatTensor<Self>,
             weight: FloatTensor<Self>,
@@ -100,6 +117,9 @@ operation! {
 #[cfg(feature = "flex")]
 impl AdapterOps for burn::backend::Flex {}
 
-/// Ordinary operations.
-#[cfg(feature = "cube")]
-impl AdapterOps for burn::backend::Cube {}
+/// A matrix in the type that one is computed in.
+#[cfg(feature = "fusion")]
+fn wide_matrix(dims: [usize; 2], dtype: DType) -> TensorSpec {
+    let wide = accumulator(dtype).map_or(dtype, DType::from);
+    TensorSpec::new(Shape::new(dims), wide)
+}

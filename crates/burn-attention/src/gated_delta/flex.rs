@@ -8,7 +8,7 @@ use burn::backend::TensorMetadata;
 use burn::backend::flex::{Flex, FlexTensor};
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::Shape;
-use burn_fused::{accumulator, for_dtype, zeros};
+use burn_fused::{accumulator, elements, for_dtype, zeros};
 use rayon::prelude::*;
 
 use super::chunks::scale;
@@ -48,12 +48,6 @@ impl GatedDeltaOps for Flex {
         };
         for_dtype!(q.dtype(), E => forward::<E>([q, k, v, g, beta], Some(state), &op))
     }
-}
-
-/// The elements of a contiguous tensor.
-fn elements<E: burn::backend::Element + bytemuck::Pod>(x: &FlexTensor) -> &[E] {
-    let start = x.layout().start_offset();
-    &x.storage::<E>()[start..start + x.layout().num_elements()]
 }
 
 /// What a task reads.

@@ -8,7 +8,7 @@ use burn::backend::TensorMetadata;
 use burn::backend::flex::{Flex, FlexTensor};
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Shape};
-use burn_fused::zeros;
+use burn_fused::{elements, zeros};
 use rayon::prelude::*;
 
 use super::composed;
@@ -88,12 +88,6 @@ impl Side {
             Self::Inputs => inputs,
         }
     }
-}
-
-/// The elements of a contiguous tensor.
-fn elements<E: Number>(x: &FlexTensor) -> &[E] {
-    let start = x.layout().start_offset();
-    &x.storage::<E>()[start..start + x.layout().num_elements()]
 }
 
 /// Cuts each range of rows into equal ones of at most a size, with their part of the output.

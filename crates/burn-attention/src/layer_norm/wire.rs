@@ -4,7 +4,8 @@ use burn::backend::{Remote, TensorMetadata, tensor::FloatTensor};
 use burn_fused::{like, send};
 
 use crate::layer_norm::LayerNormOps;
-use crate::rms_norm::wire::{Backward, Forward, rows};
+use crate::rms_norm::rows;
+use crate::rms_norm::wire::{Backward, Forward};
 
 /// The custom operations.
 const FORWARD: &str = "layer_norm.forward";
@@ -17,7 +18,11 @@ impl LayerNormOps for Remote {
         bias: FloatTensor<Self>,
         epsilon: f64,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        let outputs = [like(&x), rows(&x), rows(&x)];
+        let outputs = [
+            like(&x),
+            rows(&x.shape(), x.dtype()),
+            rows(&x.shape(), x.dtype()),
+        ];
         send(
             FORWARD,
             &Forward { epsilon },
@@ -72,7 +77,7 @@ mod server {
             BACKWARD,
             |_: &Backward, [x, weight, mean, rstd, gradient]: &[_; 5]| {
                 check_inputs(x, &[("weight", weight)], x.dtype(), 0.0)?;
-                let (of_rows, of_x) = (rows(x), like(x));
+                let (of_rows, of_x) = (rows(&x.shape(), x.dtype()), like(x));
                 for (name, tensor, (shape, dtype)) in [
                     ("mean", mean, &of_rows),
                     ("rstd", rstd, &of_rows),

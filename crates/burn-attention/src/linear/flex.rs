@@ -4,7 +4,7 @@ use burn::backend::TensorMetadata;
 use burn::backend::flex::{Flex, FlexTensor};
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Shape};
-use burn_fused::zeros;
+use burn_fused::{elements, zeros};
 use half::bf16;
 use rayon::prelude::*;
 
@@ -26,7 +26,7 @@ impl LinearOps for Flex {
     ) -> FloatTensor<Self> {
         let (x, bias) = (x.to_contiguous(), bias.to_contiguous());
         let u = thin(&x, &a);
-        wide(&x, weight, narrow(&bias), &u, &b)
+        wide(&x, weight, elements::<bf16>(&bias), &u, &b)
     }
 
     fn linear_x_gradient(
@@ -62,16 +62,8 @@ impl LinearOps for Flex {
     }
 }
 
-/// The elements of a contiguous tensor.
-fn narrow(x: &FlexTensor) -> &[bf16] {
-    let start = x.layout().start_offset();
-    &x.storage::<bf16>()[start..start + x.layout().num_elements()]
-}
-
 fn contiguous(x: &FlexTensor) -> Vec<f32> {
-    let x = x.to_contiguous();
-    let start = x.layout().start_offset();
-    x.storage::<f32>()[start..start + x.layout().num_elements()].to_vec()
+    elements(&x.to_contiguous()).to_vec()
 }
 
 fn widen(x: &[bf16]) -> impl Iterator<Item = f32> {
@@ -105,7 +97,7 @@ fn wide(
         inputs,
         outputs,
         rank,
-        x: narrow(x),
+        x: elements::<bf16>(x),
         weight: Weight {
             data: &weight.storage::<bf16>()[weight.layout().start_offset()..],
             strides: strides(&weight).map(isize::unsigned_abs),
@@ -122,7 +114,7 @@ fn wide(
 fn thin(x: &FlexTensor, t: &FlexTensor) -> Vec<f32> {
     let [rows, inputs] = x.shape().dims();
     let [_, columns] = t.shape().dims();
-    let (x, t) = (narrow(x), contiguous(t));
+    let (x, t) = (elements::<bf16>(x), contiguous(t));
     let mut out = vec![0.0; rows * columns];
     if columns == 0 {
         return out;
@@ -150,7 +142,7 @@ fn thin(x: &FlexTensor, t: &FlexTensor) -> Vec<f32> {
 /// x^T v, in f32, of a matrix with few columns: `[inputs, columns]`.
 fn outer(x: &FlexTensor, v: &[f32], columns: usize) -> FlexTensor {
     let [rows, inputs] = x.shape().dims();
-    let x = narrow(x);
+    let x = elements::<bf16>(x);
     let mut out = zeros(Shape::new([inputs, columns]), DType::F32);
     if columns == 0 || rows == 0 {
         return out;

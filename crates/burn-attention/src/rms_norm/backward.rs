@@ -21,9 +21,15 @@ impl<B: RmsNormOps, C: CheckpointStrategy> RmsNormOps for Autodiff<B, C> {
             [x, weight, rstd.clone()],
             |_| out,
             |[x, weight, rstd], gradient, [_, wants_weight]| {
+                if !wants_weight {
+                    return [
+                        Some(B::rms_norm_input_gradient(x, weight, rstd, gradient)),
+                        None,
+                    ];
+                }
                 let dtype = weight.dtype().into();
                 let (dx, dweight) = B::rms_norm_backward(x, weight, rstd, gradient);
-                [Some(dx), wants_weight.then(|| cast::<B>(dweight, dtype))]
+                [Some(dx), Some(cast::<B>(dweight, dtype))]
             },
         );
         (out, Self::from_inner(rstd))

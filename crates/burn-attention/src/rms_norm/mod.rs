@@ -2,12 +2,16 @@
 
 mod backward;
 pub mod composed;
+#[cfg(feature = "cube")]
+mod cube;
+#[cfg(feature = "flex")]
+mod flex;
 mod op;
 #[cfg(feature = "remote")]
 pub(crate) mod wire;
 
 use burn::backend::{Dispatch, TensorMetadata};
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Shape, Tensor};
 use burn_fused::primitive::zeros_from;
 use burn_fused::{accumulator, expect, least, rounded};
 
@@ -70,6 +74,15 @@ pub fn rms_norm<const D: usize>(
         composed::forward::<Dispatch>(x, weight, epsilon).0
     };
     Ok(Tensor::from_dispatch(out))
+}
+
+/// The shape and type of a number for each row of x.
+pub(crate) fn rows(x: &Shape, dtype: DType) -> (Shape, DType) {
+    let mut shape = x.clone();
+    if let Some(channels) = shape.last_mut() {
+        *channels = 1;
+    }
+    (shape, accumulator(dtype).map_or(DType::F32, DType::from))
 }
 
 /// The type that a weight must have: that of x, or the one that x is computed in.

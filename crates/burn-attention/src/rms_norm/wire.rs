@@ -1,11 +1,10 @@
 //! RMSNorm as a custom operation.
 
 use burn::backend::{Remote, TensorMetadata, tensor::FloatTensor};
-use burn::tensor::{DType, Shape};
-use burn_fused::{NoNumbers, Reader, WireOp, Writer, accumulator, like, send};
+use burn_fused::{NoNumbers, Reader, WireOp, Writer, like, send};
 
 use crate::error::{AttentionError, Result};
-use crate::rms_norm::RmsNormOps;
+use crate::rms_norm::{RmsNormOps, rows};
 
 /// The custom operations.
 const FORWARD: &str = "rms_norm.forward";
@@ -32,23 +31,13 @@ impl WireOp for Forward {
     }
 }
 
-/// A number for each row of x: its shape and type.
-pub(crate) fn rows<T: TensorMetadata>(x: &T) -> (Shape, DType) {
-    let mut shape = x.shape();
-    if let Some(channels) = shape.last_mut() {
-        *channels = 1;
-    }
-    let wide = accumulator(x.dtype()).map_or(DType::F32, DType::from);
-    (shape, wide)
-}
-
 impl RmsNormOps for Remote {
     fn rms_norm_forward(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         epsilon: f64,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let outputs = [like(&x), rows(&x)];
+        let outputs = [like(&x), rows(&x.shape(), x.dtype())];
         send(FORWARD, &Forward { epsilon }, vec![x, weight], outputs).into()
     }
 
@@ -72,6 +61,7 @@ impl RmsNormOps for Remote {
 #[cfg(feature = "remote-server")]
 mod server {
     use burn::backend::ir::BackendIr;
+    use burn::tensor::DType;
     use burn_fused::{expect_shape, handle};
     use burn_remote::server::CustomOpRegistry;
 
@@ -93,7 +83,7 @@ mod server {
             BACKWARD,
             |_: &Backward, [x, weight, rstd, gradient]: &[_; 4]| {
                 check_inputs(x, &[("weight", weight)], weight_type(x, weight), 0.0)?;
-                let (shape, wide) = rows(x);
+                let (shape, wide) = rows(&x.shape(), x.dtype());
                 expect_shape("rstd", rstd, (&shape[..], wide), x)?;
                 let (shape, dtype) = like(x);
                 Ok(expect_shape(

@@ -4,7 +4,7 @@ use burn::backend::TensorMetadata;
 use burn::backend::flex::{Flex, FlexTensor};
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::tensor::{DType, Shape};
-use burn_fused::{for_dtype, zeros};
+use burn_fused::{elements, for_dtype, zeros};
 use rayon::prelude::*;
 
 use super::op::RoutesOps;
@@ -53,12 +53,6 @@ impl RoutesOps for Flex {
         let tensors = [&rows, &shares, &gradient];
         for_dtype!(rows.dtype(), E => sum_backward::<E>(tensors, &Places::new(&places)))
     }
-}
-
-/// The elements of a contiguous tensor.
-fn elements<E: burn::backend::Element + bytemuck::Pod>(x: &FlexTensor) -> &[E] {
-    let start = x.layout().start_offset();
-    &x.storage::<E>()[start..start + x.layout().num_elements()]
 }
 
 /// The rows of a matrix, and the columns.

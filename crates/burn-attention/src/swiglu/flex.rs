@@ -3,7 +3,7 @@
 use burn::backend::flex::{Flex, FlexTensor};
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::Shape;
-use burn_fused::{for_dtype, zeros};
+use burn_fused::{elements, for_dtype, zeros};
 use rayon::prelude::*;
 
 use super::halves::SwiGluHalvesOps;
@@ -43,12 +43,6 @@ impl SwiGluHalvesOps for Flex {
         let [both, gradient] = [both, gradient].map(|x| x.to_contiguous());
         for_dtype!(both.dtype(), E => halves_backward::<E>(&both, &gradient))
     }
-}
-
-/// The elements of a contiguous tensor.
-fn elements<E: Number>(x: &FlexTensor) -> &[E] {
-    let start = x.layout().start_offset();
-    &x.storage::<E>()[start..start + x.layout().num_elements()]
 }
 
 /// Calls `each` with the index, the gate and its sigmoid of every element.

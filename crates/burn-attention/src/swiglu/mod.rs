@@ -2,6 +2,8 @@
 
 mod backward;
 pub mod composed;
+#[cfg(feature = "cube")]
+mod cube;
 #[cfg(feature = "flex")]
 mod flex;
 mod halves;

@@ -5,17 +5,20 @@ use burn::backend::tensor::FloatTensor;
 use super::composed;
 
 operation! {
+    Fusion;
     /// silu(gate) * up, as a backend implements it.
     ///
     /// Both methods have a default body of ordinary operations. The implementation for
     /// [`Autodiff`](burn::backend::Autodiff) adds the backward.
     pub trait SwiGluOps {
         /// Computes the output, in the shape and type of both inputs.
+        #[fusion(dtype = gate, shape = gate)]
         fn swiglu_forward(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self> {
             composed::forward::<Self>(gate, up)
         }
 
         /// Computes the gradients of gate and up from the output's gradient.
+        #[fusion(meta = |gate, up, _| (gate.clone(), up.clone()))]
         fn swiglu_backward(
             gate: FloatTensor<Self>,
             up: FloatTensor<Self>,
@@ -25,7 +28,3 @@ operation! {
         }
     }
 }
-
-/// Ordinary operations.
-#[cfg(feature = "cube")]
-impl SwiGluOps for burn::backend::Cube {}

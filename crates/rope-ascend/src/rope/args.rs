@@ -323,7 +323,7 @@ pub(super) struct AdamWArgs {
     pub(super) tiling: AdamWTiling,
 }
 
-/// Argument block of `rope_square_sums_f32`.
+/// Argument block of `rope_square_sums_*`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SquareSumsArgs {

@@ -136,8 +136,8 @@ pub struct Update<'a> {
     pub factors: UpdateFactors,
     /// The values.
     pub value: MemoryPart<&'a mut DeviceMemory>,
-    /// Their gradient.
-    pub gradient: MemoryPart<&'a DeviceMemory>,
+    /// Their gradient: in f32, or in the type of the rounded values.
+    pub gradient: (KernelType, MemoryPart<&'a DeviceMemory>),
     /// The moments.
     pub moments: [MemoryPart<&'a mut DeviceMemory>; 2],
     /// Receives the new values in a type of 16 bits.
@@ -380,7 +380,7 @@ impl LayerKernels {
             elements,
             factors,
             value,
-            gradient,
+            gradient: (gradient_type, gradient),
             moments: [first, second],
             rounded,
         } = request;
@@ -401,11 +401,17 @@ impl LayerKernels {
             second.address(OP, "the second moment", f32, elements, stream)?,
         ];
         let value = value.address(OP, "the value", f32, elements, stream)?;
-        let gradient = gradient.address(OP, "the gradient", f32, elements, stream)?;
+        if gradient_type != f32 && gradient_type != rounded_type {
+            let expected = "f32, or the type of the rounded values";
+            let found = gradient_type.name();
+            return Err(AscendError::argument(OP, "the gradient", expected, found));
+        }
+        let gradient = gradient.address(OP, "the gradient", gradient_type, elements, stream)?;
         if elements == 0 {
             return Ok(());
         }
-        // Two slots for each tensor, and two numbers of work.
+        // Two slots for each tensor, and two numbers of work; with a gradient of 16 bits three, and
+        // smaller slots.
         let bytes = 10 * F32_BYTES
             + if rounded == 0 {
                 0
@@ -425,7 +431,8 @@ impl LayerKernels {
                 reserved: 0,
             },
         };
-        let kernel = format!("rope_adamw_{}", rounded_type.name());
+        let narrow = if gradient_type == f32 { "" } else { "narrow_" };
+        let kernel = format!("rope_adamw_{narrow}{}", rounded_type.name());
         // SAFETY: `AdamWArgs` is `repr(C)`: five eight-byte addresses and a tiling of 48 bytes whose
         // fields leave no gap, and mirrors the kernel's parameters (asserted in args.rs and
         // rope_tiling.h). The addresses are those of memory of this stream, checked to hold their
@@ -435,6 +442,7 @@ impl LayerKernels {
     }
 
     /// Queues the sums of the squares of each `chunk` elements of x, in f32, a tree of additions.
+    /// x has any type of the kernels.
     ///
     /// # Errors
     /// [`AscendError::InvalidArgument`] for memory that is too small, or a chunk that is not a power
@@ -443,7 +451,7 @@ impl LayerKernels {
         &self,
         elements: usize,
         chunk: usize,
-        x: MemoryPart<&DeviceMemory>,
+        (element, x): (KernelType, MemoryPart<&DeviceMemory>),
         sums: MemoryPart<&mut DeviceMemory>,
     ) -> Result<()> {
         const OP: &str = "sums of squares";
@@ -452,7 +460,7 @@ impl LayerKernels {
             return Err(AscendError::argument(OP, "the chunk", expected, chunk));
         }
         let (stream, chunks) = (&self.stream, elements.div_ceil(chunk));
-        let x = x.address(OP, "x", KernelType::F32, elements, stream)?;
+        let x = x.address(OP, "x", element, elements, stream)?;
         let sums = sums.address(OP, "the sums", KernelType::F32, chunks, stream)?;
         if elements == 0 {
             return Ok(());
@@ -464,14 +472,12 @@ impl LayerKernels {
             reserved: 0,
         };
         let args = SquareSumsArgs { x, sums, tiling };
+        let kernel = format!("rope_square_sums_{}", element.name());
         // SAFETY: `SquareSumsArgs` is `repr(C)`: two eight-byte addresses and a tiling of 16 bytes
         // whose fields leave no gap, and mirrors the kernel's parameters (asserted in args.rs and
         // rope_tiling.h). The addresses are those of memory of this stream, checked to hold their
         // tensors. The kernels live until `Drop` has synchronised the stream.
-        unsafe {
-            self.kernels
-                .launch(stream, "rope_square_sums_f32", blocks, args)
-        }
+        unsafe { self.kernels.launch(stream, &kernel, blocks, args) }
     }
 
     /// Queues a convolution, or its backward if there is a gradient.

@@ -289,6 +289,7 @@ fn kernel_names(architecture: u32) -> impl Iterator<Item = String> {
                 "short_convolution",
                 "short_convolution_grad",
                 "adamw",
+                "square_sums",
                 "delta_prepare",
             ]
             .into_iter()
@@ -296,7 +297,9 @@ fn kernel_names(architecture: u32) -> impl Iterator<Item = String> {
                 ["f32", "f16", "bf16"].map(|dtype| format!("rope_{kernel}_{dtype}"))
             }),
         )
-        .chain(["rope_square_sums_f32".to_owned()])
-        .chain(["rope_delta_local_f32".to_owned()])
+        .chain(
+            ["adamw_narrow_f16", "adamw_narrow_bf16", "delta_local_f32"]
+                .map(|kernel| format!("rope_{kernel}")),
+        )
         .chain(matrix.map(str::to_owned))
 }

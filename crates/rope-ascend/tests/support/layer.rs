@@ -324,8 +324,9 @@ pub fn convolution<T: Number>(
     Ok(())
 }
 
-/// Compares an AdamW update with f64. T is the type of the rounded values, f32 for none.
-pub fn update<T: Number>(
+/// Compares an AdamW update with f64. T is the type of the rounded values, f32 for none, and G that
+/// of the gradient.
+pub fn update<T: Number, G: Number>(
     bench: &Bench,
     kernels: &LayerKernels,
     count: usize,
@@ -335,7 +336,8 @@ pub fn update<T: Number>(
         let numbers = numbers(seed, MARGIN + count + MARGIN);
         numbers.iter().map(|x| (x * scale) as f32).collect()
     };
-    let [value, gradient, first] = [tensor(1, 2.0), tensor(2, 3.0), tensor(3, 0.5)];
+    let [value, first] = [tensor(1, 2.0), tensor(3, 0.5)];
+    let gradient: Vec<G> = tensor(2, 3.0).into_iter().map(G::rounded).collect();
     let second: Vec<f32> = tensor(4, 0.3).iter().map(|x| x * x).collect();
     let factors = UpdateFactors {
         scale: 0.7,
@@ -348,7 +350,7 @@ pub fn update<T: Number>(
         step: 0.2,
     };
     let upload = |x: &[f32]| stream.upload(x).map_err(text);
-    let gradients = upload(&gradient)?;
+    let gradients = stream.upload(&gradient).map_err(text)?;
     let [mut values, mut firsts, mut seconds] =
         [upload(&value)?, upload(&first)?, upload(&second)?];
     let marks = vec![T::of(0.5); MARGIN + count + MARGIN];
@@ -359,7 +361,7 @@ pub fn update<T: Number>(
             elements: count,
             factors,
             value: part_mut(&mut values),
-            gradient: part(&gradients),
+            gradient: (G::TYPE, part(&gradients)),
             moments: [part_mut(&mut firsts), part_mut(&mut seconds)],
             rounded: rounds.then(|| (T::TYPE, part_mut(&mut rounded))),
         })
@@ -372,7 +374,7 @@ pub fn update<T: Number>(
     for index in 0..value.len() {
         let before = [&value, &first, &second].map(|x| f64::from(x[index]));
         let [value, first, second] = before;
-        let g = f64::from(gradient[index]) * by(factors.scale);
+        let g = gradient[index].wide() * by(factors.scale);
         let first = first + (g - first) * by(factors.of_gradient);
         let second = second * by(factors.kept) + g * g * by(factors.of_square);
         let root = second.sqrt() / by(factors.correction) + by(factors.epsilon);
@@ -408,21 +410,26 @@ pub fn update<T: Number>(
 }
 
 /// Compares the sums of squares of chunks with f64.
-pub fn square_sums(
+pub fn square_sums<T: Number>(
     bench: &Bench,
     kernels: &LayerKernels,
     [count, chunk]: [usize; 2],
 ) -> Result<(), String> {
     let stream = &bench.stream;
     let x = numbers(7, MARGIN + count + MARGIN);
-    let x: Vec<f32> = x.iter().map(|x| *x as f32).collect();
+    let x: Vec<T> = x.iter().map(|x| T::rounded(*x as f32)).collect();
     let chunks = count.div_ceil(chunk);
     let x_memory = stream.upload(&x).map_err(text)?;
     let mut sums = stream
         .upload(&vec![0.5_f32; MARGIN + chunks + MARGIN])
         .map_err(text)?;
     kernels
-        .square_sums(count, chunk, part(&x_memory), part_mut(&mut sums))
+        .square_sums(
+            count,
+            chunk,
+            (T::TYPE, part(&x_memory)),
+            part_mut(&mut sums),
+        )
         .map_err(text)?;
     stream.synchronize().map_err(text)?;
     let found = stream.download(&sums).map_err(text)?;
@@ -431,7 +438,7 @@ pub fn square_sums(
         let expected = inside.map_or(0.5, |index| {
             let all = &x[MARGIN..MARGIN + count];
             let chunk = &all[index * chunk..(index * chunk + chunk).min(count)];
-            chunk.iter().map(|x| f64::from(*x).powi(2)).sum()
+            chunk.iter().map(|x| x.wide().powi(2)).sum()
         });
         let apart = (f64::from(*found) - expected).abs();
         if apart > 1e-6 * expected || apart.is_nan() {

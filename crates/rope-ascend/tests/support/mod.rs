@@ -61,6 +61,7 @@ pub fn kernel_names(architecture: u32) -> Vec<String> {
             "short_convolution",
             "short_convolution_grad",
             "adamw",
+            "square_sums",
             "delta_prepare",
         ] {
             names.push(format!("rope_{kernel}_{dtype}"));
@@ -74,8 +75,8 @@ pub fn kernel_names(architecture: u32) -> Vec<String> {
             }
         }
     }
-    names.push("rope_square_sums_f32".to_owned());
-    names.push("rope_delta_local_f32".to_owned());
+    let others = ["adamw_narrow_f16", "adamw_narrow_bf16", "delta_local_f32"];
+    names.extend(others.map(|kernel| format!("rope_{kernel}")));
     if architecture == 2201 {
         names.extend(["rope_matrix_f16", "rope_matrix_bf16"].map(str::to_owned));
     }

@@ -238,6 +238,17 @@ pub(super) struct Types {
 /// Bytes of an operation's nodes and shapes, with those of the reshapes around it, as measured.
 const OF_OPERATION: usize = 800;
 
+/// The micro-batches of a step before one, by the gradients that they left for all parameters.
+#[derive(Clone, Copy)]
+pub(super) enum Earlier {
+    /// `is_alone`: no other rank adds to the gradients.
+    None { is_alone: bool },
+    /// Gradients in their types.
+    One,
+    /// Sums in f32.
+    More,
+}
+
 /// A run over a micro-batch.
 pub(super) struct Run {
     pub(super) types: Types,
@@ -249,8 +260,9 @@ pub(super) struct Run {
     operations: RefCell<Vec<Ghost>>,
     /// The leaves that are parameters.
     parameters: RefCell<Vec<usize>>,
-    /// Sums of gradients, unless they are counted elsewhere.
-    sums: Option<RefCell<Vec<Ghost>>>,
+    /// Sums of gradients, beyond those that are counted elsewhere.
+    sums: RefCell<Vec<Ghost>>,
+    earlier: Earlier,
     phases: RefCell<Vec<(&'static str, usize)>>,
     is_quiet: Cell<bool>,
     divided: Option<Divided>,
@@ -291,8 +303,8 @@ impl Blocks {
 }
 
 impl Run {
-    /// `has_sums`: an earlier micro-batch left sums for all parameters, which are counted elsewhere.
-    pub(super) fn new(types: Types, has_sums: bool) -> Self {
+    /// The gradients of earlier micro-batches are counted elsewhere.
+    pub(super) fn new(types: Types, earlier: Earlier) -> Self {
         let count = Rc::default();
         Self {
             types,
@@ -301,7 +313,8 @@ impl Run {
             nodes: RefCell::default(),
             operations: RefCell::default(),
             parameters: RefCell::default(),
-            sums: (!has_sums).then(RefCell::default),
+            sums: RefCell::default(),
+            earlier,
             phases: RefCell::default(),
             is_quiet: Cell::new(false),
             divided: None,
@@ -392,9 +405,11 @@ impl Run {
     }
 
     fn add_sums(&self, divided: &Divided) {
-        if let (Some(sums), Some([_, part])) = (&self.sums, divided.behind.take()) {
-            sums.borrow_mut().push(part);
-        }
+        let behind = divided.behind.take();
+        let (Some([_, part]), Earlier::None { .. }) = (behind, self.earlier) else {
+            return;
+        };
+        self.sums.borrow_mut().push(part);
     }
 
     pub(super) fn tensor(&self, elems: usize, width: usize) -> Ghost {
@@ -551,10 +566,20 @@ impl Run {
             divided.gradients.borrow_mut().push(gradient.dense());
             return;
         }
-        let gradient = gradient.dense().cast(self.types.wide);
-        if let Some(sums) = &self.sums {
-            sums.borrow_mut().push(gradient);
-        }
+        let (gradient, wide) = (gradient.dense(), self.types.wide);
+        let (elems, width) = (gradient.elems, gradient.width);
+        let kept = match self.earlier {
+            // It keeps its type until another is added.
+            Earlier::None { is_alone: true } => gradient,
+            Earlier::None { is_alone: false } => gradient.cast(wide),
+            // The sum takes the place of an earlier gradient in its type.
+            Earlier::One => {
+                drop(gradient.cast(wide));
+                self.tensor(elems, wide - width)
+            }
+            Earlier::More => return drop(gradient.cast(wide)),
+        };
+        self.sums.borrow_mut().push(kept);
     }
 
     /// Ends a phase.

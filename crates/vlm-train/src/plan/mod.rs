@@ -21,7 +21,7 @@ use clap::ValueEnum as _;
 use vlm_data::{MicroBatch, SampleRows, TrainingSample};
 use vlm_models::{Block, ModelPart, VisionConfig, VlmConfig, has_linear_kernel};
 
-use self::dry::{Blocks, Run, Types};
+use self::dry::{Blocks, Earlier, Run, Types};
 use self::layers::Trained;
 use self::model::Model;
 use crate::error::Result;
@@ -320,13 +320,21 @@ impl MemoryPlan {
 
     /// Computes the memory of a step whose largest micro-batch has this shape and follows others.
     pub fn step(&self, shape: MicroShape) -> StepMemory {
-        self.micro(shape, true)
+        self.micro(shape, Earlier::More)
     }
 
     /// Computes the peak in bytes of a step over these micro-batches.
     pub fn peak(&self, batch: &[MicroShape]) -> usize {
         let labelled = batch.iter().filter(|shape| shape.labelled > 0);
-        let micro = |(index, shape): (usize, &MicroShape)| self.micro(*shape, index > 0).peak();
+        let micro = |(index, shape): (usize, &MicroShape)| {
+            let is_alone = self.ranks == 1;
+            let earlier = match index {
+                0 => Earlier::None { is_alone },
+                1 if is_alone => Earlier::One,
+                _ => Earlier::More,
+            };
+            self.micro(*shape, earlier).peak()
+        };
         labelled.enumerate().map(micro).max().unwrap_or(0)
     }
 
@@ -364,7 +372,7 @@ impl MemoryPlan {
     }
 
     /// The memory of a micro-batch, the first of its step or a later one, and of the update.
-    fn micro(&self, shape: MicroShape, is_later: bool) -> StepMemory {
+    fn micro(&self, shape: MicroShape, earlier: Earlier) -> StepMemory {
         let [trained, largest] = self.trained();
         let wide = self.types.wide;
         let divided = self.divided();
@@ -373,19 +381,22 @@ impl MemoryPlan {
             None => (trained * wide, largest),
         };
         let mut held = self.held();
-        let run = Run::new(self.types, is_later).divided(divided);
+        let run = Run::new(self.types, earlier).divided(divided);
         let (run, shape) = (run.in_parts(self.context), shape.part(self.context));
         // Layers that run again are those of a copy of the model, with the same weights.
         let copies = if self.recomputes { self.tensors } else { 0 };
         let _copy = run.tensor(copies * OF_COPY, 1);
         self.model.micro(&run, &shape, self.recomputes);
         let mut moments = run.phases();
-        let beside = if is_later {
-            held.push(("sums of gradients", sums));
-            0
-        } else {
-            sums
+        let (of_earlier, beside) = match earlier {
+            Earlier::None { is_alone: true } => (0, self.first_gradients()),
+            Earlier::None { is_alone: false } => (0, sums),
+            Earlier::One => (self.first_gradients(), sums - self.first_gradients()),
+            Earlier::More => (sums, 0),
         };
+        if of_earlier > 0 {
+            held.push(("sums of gradients", of_earlier));
+        }
         moments.push(("the norm of the gradients", beside + largest * wide));
         moments.push(("the update", beside + self.update()));
         if self.ranks > 1 && self.sharding < Sharding::Gradients {
@@ -394,10 +405,17 @@ impl MemoryPlan {
         StepMemory { held, moments }
     }
 
+    /// The gradients of a micro-batch in their types.
+    fn first_gradients(&self) -> usize {
+        let [trained, _] = self.trained();
+        let whole = self.whole.min(trained);
+        whole * self.types.narrow + (trained - whole) * self.types.wide
+    }
+
     /// Computes the memory of a validation, whose largest micro-batch has this shape: a forward pass
     /// without a graph, one micro-batch at a time.
     pub fn validation(&self, shape: MicroShape) -> StepMemory {
-        let run = Run::new(self.types, true).in_parts(self.context);
+        let run = Run::new(self.types, Earlier::More).in_parts(self.context);
         self.model.loss(&run, &shape.part(self.context));
         let mut held = self.held();
         if self.sharding == Sharding::All {

@@ -16,8 +16,8 @@ use burn_cubecl::cubecl::client::Client;
 use burn_cubecl::cubecl::ir::ElemType;
 use burn_cubecl::cubecl::prelude::*;
 use burn_cubecl::kernel::into_contiguous;
-use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
+use burn_fused::cube::{ENOUGH_UNITS, add, address_type, empty_beside, types};
 use rope_core::{Direction, HeadsLayout, NormOrder};
 
 use self::kernels::{NormShape, TeamGridLaunch, norm_rotate, norm_rotate_back};
@@ -26,8 +26,8 @@ use crate::prepared::PreparedTensor;
 use crate::rotary::cube::checked;
 use crate::rotary::cube::kernels::{RowPartsLaunch, UnitGridLaunch};
 use crate::rotary::cube::launch::{
-    ENOUGH_UNITS, MOST_UNITS, access, add, address_type, angle_width, grouped, is_vectors_of,
-    prepare, row_parts, rows, steps, types, vector_size,
+    MOST_UNITS, access, angle_width, grouped, is_vectors_of, prepare, row_parts, rows, steps,
+    vector_size,
 };
 use crate::rotary::{RotaryOp, RotaryOps};
 
@@ -262,10 +262,7 @@ fn backward(
     let (weight, angles) = (into_contiguous(weight), rows(angles));
     let w = angle_width(&client, n, &angles, Some(&weight));
     let head_dim = op.geometry.head_dim();
-    let sums_of = |rows: usize| {
-        let shape = Shape::new([rows * head_dim]);
-        empty_device_contiguous_dtype(client.clone(), x.device.clone(), shape, weight.dtype)
-    };
+    let sums_of = |rows: usize| empty_beside(&x, Shape::new([rows * head_dim]), weight.dtype);
     let mut sums = sums_of(teams.cubes);
     let mut tensors = vec![&weight, &angles, &x, &prepared.source, &sums];
     tensors.extend(prepared.target.as_ref().map(|(target, _)| target));

@@ -560,24 +560,3 @@ fn scatter<A: Float, N: Size>(to: &mut [A], at: usize, values: Vector<A, N>) {
         to[at + i] = values.extract(i);
     }
 }
-
-/// Adds up every number of `sums` that lies a multiple of `size` after the first ones, in order.
-#[cube(launch_unchecked, address_type = "dynamic")]
-pub(crate) fn add_parts<A: Float>(
-    sums: &[A],
-    added: &mut [A],
-    size: usize,
-    total: usize,
-    #[define(A)] _type: ElemType,
-) {
-    if ABSOLUTE_POS >= size {
-        terminate!();
-    }
-    let mut sum = sums[ABSOLUTE_POS];
-    let mut at = ABSOLUTE_POS + size;
-    while at < total {
-        sum += sums[at];
-        at += size;
-    }
-    added[ABSOLUTE_POS] = sum;
-}

@@ -4,27 +4,23 @@ use burn::backend::TensorMetadata;
 use burn::tensor::{DType, Shape};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::cubecl::client::Client;
-use burn_cubecl::cubecl::features::TypeUsage;
-use burn_cubecl::cubecl::ir::{AddressType, ElemType, FloatKind};
 use burn_cubecl::cubecl::prelude::*;
-use burn_cubecl::cubecl::{CubeDim, calculate_cube_count_elemwise};
 use burn_cubecl::kernel::into_contiguous;
-use burn_cubecl::ops::numeric::{empty_device_contiguous_dtype, empty_device_dtype};
+use burn_cubecl::ops::numeric::empty_device_dtype;
 use burn_cubecl::tensor::CubeTensor;
-use burn_fused::accumulator;
+use burn_fused::cube::{
+    ENOUGH_UNITS, add, address_type, cubes, empty_beside, starts_at_vectors_of, types,
+};
 use rope_core::{Direction, HeadsLayout, Layout, Pairing, Strides};
 
 use super::kernels::{
     HeadStepsLaunch, RowPartsLaunch, Specialization, StepsLaunch, SumGridLaunch, UnitGridLaunch,
-    add_parts, angle_sums, rotate_pair, rotate_single,
+    angle_sums, rotate_pair, rotate_single,
 };
 use crate::prepared::{HeadsTensor, PreparedTensor};
 use crate::rotary::RotaryOp;
 use crate::rotary::composed;
 
-/// Units that keep a large device busy; heads are divided among more units only up to here, for
-/// each unit reads its angles again.
-pub(crate) const ENOUGH_UNITS: usize = 1 << 17;
 /// Units are numbered in 32 bits, and a division by a constant is exact below half of them.
 pub(crate) const MOST_UNITS: usize = 1 << 31;
 /// Terms of an angle's gradient below which a sum is not divided.
@@ -113,11 +109,6 @@ pub(crate) fn is_vectors_of(x: &CubeTensor, layout: &HeadsLayout, n: usize) -> b
             .all(|(size, step)| *size <= 1 || step.is_multiple_of(n))
 }
 
-fn starts_at_vectors_of(x: &CubeTensor, n: usize) -> bool {
-    let start = x.handle.offset_start.unwrap_or(0);
-    start.is_multiple_of((n * x.dtype.size()) as u64)
-}
-
 /// Strides in vectors of `n`; one that is never taken is zero.
 pub(crate) fn steps(layout: &HeadsLayout, n: usize) -> StepsLaunch {
     let Strides { batch, seq, head } = layout.strides;
@@ -127,25 +118,6 @@ pub(crate) fn steps(layout: &HeadsLayout, n: usize) -> StepsLaunch {
         step(layout.seq, seq),
         step(layout.heads, head),
     )
-}
-
-/// The types of the tensors and of the angles, if the runtime can store and convert the one and
-/// compute in the other.
-pub(crate) fn types(client: &Client, dtype: DType) -> Option<[ElemType; 2]> {
-    let float = |dtype| match dtype {
-        DType::F64 => Some(FloatKind::F64),
-        DType::F32 => Some(FloatKind::F32),
-        DType::F16 => Some(FloatKind::F16),
-        DType::BF16 => Some(FloatKind::BF16),
-        _ => None,
-    };
-    let stored = ElemType::Float(float(dtype)?);
-    let computed = ElemType::Float(float(accumulator(dtype).ok()?.into())?);
-    let usage = |kind| client.properties().type_usage(kind);
-    let stores = TypeUsage::Buffer | TypeUsage::Conversion;
-    let runs = usage(stored).is_superset(stores)
-        && usage(computed).is_superset(stores | TypeUsage::Arithmetic);
-    runs.then_some([stored, computed])
 }
 
 /// The widest vectors that a head's parts and all `tensors` consist of.
@@ -225,16 +197,6 @@ pub(crate) fn access(op: &RotaryOp, shared_rows: bool) -> Specialization {
         heads_outside: op.layout == Layout::Bnsd,
         shared_rows,
     }
-}
-
-pub(crate) fn address_type(tensors: &[&CubeTensor]) -> AddressType {
-    let required = tensors.iter().map(|x| x.required_address_type());
-    required.max().unwrap_or_default()
-}
-
-fn cubes(client: &Client, units: usize) -> (CubeCount, CubeDim) {
-    let dim = CubeDim::new(client, units);
-    (calculate_cube_count_elemwise(client, units, dim), dim)
 }
 
 /// The heads of a unit and the number of groups of that size, at `units` units a group.
@@ -392,10 +354,7 @@ pub(crate) fn angle_gradients(
     if units > MOST_UNITS {
         return None;
     }
-    let matrix = |rows: usize| {
-        let (client, device) = (client.clone(), x.device.clone());
-        empty_device_contiguous_dtype(client, device, Shape::new([rows, width]), angles.dtype)
-    };
+    let matrix = |rows: usize| empty_beside(&x, Shape::new([rows, width]), angles.dtype);
     let (gradients, sums) = (matrix(rows), (parts > 1).then(|| matrix(parts * rows)));
     let written = sums.as_ref().unwrap_or(&gradients);
     let row = row_parts(op, n, 1, width);
@@ -434,26 +393,4 @@ pub(crate) fn angle_gradients(
         add(sums, &gradients, types[1]);
     }
     Some(gradients)
-}
-
-/// Adds up the parts in `sums`, each of the size of `added`, the last perhaps cut short.
-pub(crate) fn add(sums: CubeTensor, added: &CubeTensor, computed: ElemType) {
-    let (size, total) = (added.meta.num_elements(), sums.meta.num_elements());
-    let client = sums.client.clone();
-    let (count, dim) = cubes(&client, size);
-    let address = address_type(&[&sums]);
-    // SAFETY: both are contiguous, and of the sizes that the kernel is given.
-    unsafe {
-        add_parts::launch_unchecked(
-            &client,
-            count,
-            dim,
-            address,
-            sums.into_buffer_arg(),
-            added.clone().into_buffer_arg(),
-            size,
-            total,
-            computed,
-        );
-    }
 }
