@@ -5,7 +5,7 @@
 
 Runs `mrope finetune` with small models of two and of four layers, for one step and for two, and reads CubeCL's log of
 executions. The difference of the differences is a layer in a step: forward, recomputed forward, backward, norm, clipping
-and update. Counted.
+and update. Counted, on no device in particular.
 """
 import collections
 import json
@@ -17,10 +17,11 @@ import sys
 import tempfile
 
 EXAMPLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../examples/shapes")
-KINDS = [("products of matrices", r"matmul|gemm|gemv|vecmat"), ("rotations", r"rotate|Rotate"), ("updates", r"update|Update"),
-         ("sums of squares", r"quares"), ("norms", r"ormalise|gradient_of_rows|GradientOfRows|SumsOfColumns|AddParts"),
-         ("gates", r"swiglu|Forward|Backward"), ("fused elementwise", r"fuse|Fuse"), ("sums", r"educe|sum"),
-         ("copies", r"opy|assign|Assign|into_contiguous|Contiguous|cat")]
+# The first that a kernel's name matches is its kind.
+KINDS = [("products of matrices", "Matmul"), ("adapters' terms", "LowRank"), ("rotations", "Rotate"), ("updates", "^Update"),
+         ("sums of squares", "^Squares"), ("norms", "^Normalise|^GradientOfRows|^SumsOfColumns|^AddParts"),
+         ("gates", "^Forward|^Backward"), ("fused elementwise", "Fuse"), ("sums", "Reduce"),
+         ("copies", "Copy|Assign|^Slice|Contiguous")]
 
 
 def launches(program, layers, steps, options, folder):

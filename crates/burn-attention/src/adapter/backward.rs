@@ -63,6 +63,18 @@ impl<B: AdapterOps, C: CheckpointStrategy> AdapterOps for Autodiff<B, C> {
         (Self::from_inner(y), Self::from_inner(h))
     }
 
+    fn adapter_add_biased(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        h: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let [x, weight, bias, h, b] = [x, weight, bias, h, b].map(Self::inner);
+        let (y, h) = B::adapter_add_biased(x, weight, bias, h, b);
+        (Self::from_inner(y), Self::from_inner(h))
+    }
+
     fn adapter_gradient(h: FloatTensor<Self>, x: FloatTensor<Self>) -> FloatTensor<Self> {
         let [h, x] = [h, x].map(Self::inner);
         Self::from_inner(B::adapter_gradient(h, x))
@@ -162,7 +174,10 @@ fn adapted_node<B: AdapterOps, C: CheckpointStrategy>(
     let (bias, bias_node) = bias.unzip();
     let ([x, weight, a, b], [x_node, weight_node, a_node, b_node]) = parts(tracked);
     let (y, h) = match source {
-        None => B::adapter_add(B::linear(x.clone(), weight.clone(), bias), h, b),
+        None => match bias {
+            Some(bias) => B::adapter_add_biased(x.clone(), weight.clone(), bias, h, b),
+            None => B::adapter_add(B::linear(x.clone(), weight.clone(), None), h, b),
+        },
         Some(_) => {
             let h = composed::whole_inner::<B>(h, b.shape()[0]);
             (any_number::<B>(&x), cast::<B>(h, x.dtype().into()))

@@ -7,7 +7,7 @@
 )]
 
 use burn::backend::TensorMetadata;
-use burn::backend::ops::FloatTensorOps;
+use burn::backend::ops::{FloatTensorOps, ModuleOps};
 use burn::backend::tensor::FloatTensor;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::cubecl;
@@ -42,10 +42,21 @@ impl AdapterOps for CubeBackend {
         let Some(types) = types(&y.client, y.dtype).filter(|_| y.meta.num_elements() > 0) else {
             return composed::add::<Self>(y, h, b);
         };
-        let dtype = y.dtype.into();
-        let y = add(y, h.clone(), b.clone(), types);
-        let h = composed::whole_inner::<Self>(h, b.meta.shape()[0]);
-        (y, cast::<Self>(h, dtype))
+        add(y, None, h, b, types)
+    }
+
+    fn adapter_add_biased(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        h: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let elements = x.meta.shape()[0] * weight.meta.shape()[1];
+        match types(&x.client, x.dtype).filter(|_| elements > 0) {
+            Some(types) => add(Self::float_matmul(x, weight), Some(bias), h, b, types),
+            None => composed::add::<Self>(Self::linear(x, weight, Some(bias)), h, b),
+        }
     }
 
     fn adapter_gradient(h: FloatTensor<Self>, x: FloatTensor<Self>) -> FloatTensor<Self> {
@@ -64,20 +75,32 @@ fn wide_product(left: &CubeTensor, right: &CubeTensor) -> Option<CubeTensor> {
     matmul(left.clone(), right.clone(), None, strategy, wide.into()).ok()
 }
 
-/// y + h^T b with h summed over its parts, in the memory of y if nothing else holds it.
-fn add(y: CubeTensor, h: CubeTensor, b: CubeTensor, types: [ElemType; 2]) -> CubeTensor {
+/// y + bias + h^T b with h summed over its parts, in the memory of y if nothing else holds it; and
+/// that sum in the type of y.
+fn add(
+    y: CubeTensor,
+    bias: Option<CubeTensor>,
+    h: CubeTensor,
+    b: CubeTensor,
+    types: [ElemType; 2],
+) -> (CubeTensor, CubeTensor) {
     let [y, h, b] = [y, h, b].map(into_contiguous);
+    let bias = bias.map(into_contiguous);
     let ([rows, columns], [rank, _]) = (y.shape().dims(), b.shape().dims());
     let parts = h.meta.shape()[0] / rank;
+    let inner = composed::whole_inner::<CubeBackend>(h.clone(), rank);
+    let inner = cast::<CubeBackend>(inner, y.dtype.into());
     let is_free = y.can_mut();
     let out = if is_free {
         y.clone()
     } else {
         empty_beside(&y, y.shape(), y.dtype)
     };
-    let tensors = [&y, &b, &out];
+    let mut tensors = vec![&y, &b, &out];
+    tensors.extend(&bias);
     let n = vector_size(&tensors, columns);
-    let address = address_type(&[&y, &b, &out, &h]);
+    tensors.push(&h);
+    let address = address_type(&tensors);
     let written = if is_free {
         BufferArg::alias(0, rows * columns)
     } else {
@@ -85,70 +108,124 @@ fn add(y: CubeTensor, h: CubeTensor, b: CubeTensor, types: [ElemType; 2]) -> Cub
     };
     let client = y.client.clone();
     let (count, dim) = cubes(&client, columns / n * rows.div_ceil(ROWS));
+    let [y, h, b] = [y, h, b].map(CubeTensor::into_buffer_arg);
+    let size = LayerSizeLaunch::new(rows, columns / n, rank, parts);
     // SAFETY: all tensors are contiguous: y and the output have `rows` rows of `columns` channels, b
-    // `rank` of them, all in vectors of `n`, and h has `parts * rank` rows of `rows` numbers. The
-    // memory of y is written only if nothing else holds it, each vector by the unit that has read it.
+    // `rank` of them and the bias one, all in vectors of `n`, and h has `parts * rank` rows of `rows`
+    // numbers. The memory of y is written only if nothing else holds it, each vector by the unit that
+    // has read it.
     unsafe {
-        add_low_rank::launch_unchecked(
-            &client,
-            count,
-            dim,
-            address,
-            n,
-            y.into_buffer_arg(),
-            h.into_buffer_arg(),
-            b.into_buffer_arg(),
-            written,
-            rows,
-            columns / n,
-            rank,
-            parts,
-            types,
-        );
+        match bias {
+            Some(bias) => add_low_rank_and_bias::launch_unchecked(
+                &client,
+                count,
+                dim,
+                address,
+                n,
+                y,
+                h,
+                b,
+                bias.into_buffer_arg(),
+                written,
+                size,
+                types,
+            ),
+            None => add_low_rank::launch_unchecked(
+                &client, count, dim, address, n, y, h, b, written, size, types,
+            ),
+        }
     }
-    out
+    (out, inner)
 }
 
-/// A unit adds to a vector of channels of [`ROWS`] rows, in the order of the ranks.
+/// The size of a layer's output and of its adapter.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+struct LayerSize {
+    rows: usize,
+    /// Of the channels of a row.
+    vectors: usize,
+    rank: usize,
+    parts: usize,
+}
+
+/// The adapter's term for a vector of channels of [`ROWS`] rows, in the order of the ranks.
+#[cube]
+fn low_rank<A: Float, N: Size>(
+    h: &[A],
+    b: &[Vector<A, N>],
+    sums: &mut Array<Vector<A, N>>,
+    first: usize,
+    column: usize,
+    size: LayerSize,
+) {
+    #[unroll]
+    for i in 0..ROWS {
+        sums[i] = Vector::zeroed();
+    }
+    for k in 0..size.rank {
+        let factor = b[k * size.vectors + column];
+        #[unroll]
+        for i in 0..ROWS {
+            let row = min(first + i, size.rows - 1);
+            let mut inner = h[k * size.rows + row];
+            for part in 1..size.parts {
+                inner += h[(part * size.rank + k) * size.rows + row];
+            }
+            sums[i] += factor * Vector::new(inner);
+        }
+    }
+}
+
+/// A unit adds to a vector of channels of [`ROWS`] rows.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn add_low_rank<E: Numeric, A: Float, N: Size>(
     y: &[Vector<E, N>],
     h: &[A],
     b: &[Vector<A, N>],
     out: &mut [Vector<E, N>],
-    rows: usize,
-    vectors: usize,
-    rank: usize,
-    parts: usize,
+    size: LayerSize,
     #[define(E, A)] _types: [ElemType; 2],
 ) {
-    let column = ABSOLUTE_POS % vectors;
-    let first = ABSOLUTE_POS / vectors * ROWS;
-    if first >= rows {
+    let column = ABSOLUTE_POS % size.vectors;
+    let first = ABSOLUTE_POS / size.vectors * ROWS;
+    if first >= size.rows {
         terminate!();
     }
     let mut sums = Array::<Vector<A, N>>::new(ROWS);
+    low_rank::<A, N>(h, b, &mut sums, first, column, size);
     #[unroll]
     for i in 0..ROWS {
-        sums[i] = Vector::zeroed();
-    }
-    for k in 0..rank {
-        let factor = b[k * vectors + column];
-        #[unroll]
-        for i in 0..ROWS {
-            let row = min(first + i, rows - 1);
-            let mut inner = h[k * rows + row];
-            for part in 1..parts {
-                inner += h[(part * rank + k) * rows + row];
-            }
-            sums[i] += factor * Vector::new(inner);
+        if first + i < size.rows {
+            let at = (first + i) * size.vectors + column;
+            out[at] = Vector::cast_from(Vector::<A, N>::cast_from(y[at]) + sums[i]);
         }
     }
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn add_low_rank_and_bias<E: Numeric, A: Float, N: Size>(
+    y: &[Vector<E, N>],
+    h: &[A],
+    b: &[Vector<A, N>],
+    bias: &[Vector<E, N>],
+    out: &mut [Vector<E, N>],
+    size: LayerSize,
+    #[define(E, A)] _types: [ElemType; 2],
+) {
+    let column = ABSOLUTE_POS % size.vectors;
+    let first = ABSOLUTE_POS / size.vectors * ROWS;
+    if first >= size.rows {
+        terminate!();
+    }
+    let mut sums = Array::<Vector<A, N>>::new(ROWS);
+    low_rank::<A, N>(h, b, &mut sums, first, column, size);
+    let bias = Vector::<A, N>::cast_from(bias[column]);
     #[unroll]
     for i in 0..ROWS {
-        if first + i < rows {
-            let at = (first + i) * vectors + column;
-            out[at] = Vector::cast_from(Vector::<A, N>::cast_from(y[at]) + sums[i]);
+        if first + i < size.rows {
+            let at = (first + i) * size.vectors + column;
+            out[at] = Vector::cast_from(Vector::<A, N>::cast_from(y[at]) + bias + sums[i]);
         }
     }
 }

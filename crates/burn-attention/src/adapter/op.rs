@@ -46,6 +46,22 @@ operation! {
             composed::add::<Self>(y, h, b)
         }
 
+        /// Computes x weight + bias + h^T b as [`adapter_add`](Self::adapter_add) does.
+        #[fusion(meta = |x, weight, _, _, b| {
+            let matrix = |dims: [usize; 2]| TensorSpec::new(Shape::new(dims), x.dtype);
+            let (rows, outputs) = (x.shape[0], weight.shape[1]);
+            (matrix([rows, outputs]), matrix([b.shape[0], rows]))
+        })]
+        fn adapter_add_biased(
+            x: FloatTensor<Self>,
+            weight: FloatTensor<Self>,
+            bias: FloatTensor<Self>,
+            h: FloatTensor<Self>,
+            b: FloatTensor<Self>,
+        ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+            Self::adapter_add(Self::linear(x, weight, Some(bias)), h, b)
+        }
+
         /// Computes h x: the gradient of b from h and the output's gradient, of a, or of a weight.
         /// `h`: `[rank, rows]`, in the type of `x`; the result is in that of b.
         #[fusion(meta = |h, x| wide_matrix([h.shape[0], x.shape[1]], x.dtype))]
@@ -89,8 +105,10 @@ operation! {
             factor: FloatTensor<Self>,
         ) -> FloatTensor<Self> {
             let _of_backward = (a, factor);
-            let y = Self::linear(x, weight, bias.into_option());
-            Self::adapter_add(y, h, b).0
+            match bias.into_option() {
+                Some(bias) => Self::adapter_add_biased(x, weight, bias, h, b).0,
+                None => Self::adapter_add(Self::linear(x, weight, None), h, b).0,
+            }
         }
 
         /// Returns any number in the place of an [`adapted_linear`](Self::adapted_linear); its

@@ -126,7 +126,7 @@ pub fn forward<B: Backend>(
         let mixed = B::float_matmul(weights, run.keys(&v, &block));
         let mixed = B::float_div(mixed, sum.clone());
         outs.push(run.narrow(run.unfold(mixed, &block, run.sizes.heads)));
-        let softmax = B::float_cat(vec![largest, sum], 2);
+        let softmax = run.side_by_side(largest, sum);
         softmaxes.push(run.unfold(softmax, &block, run.sizes.heads));
     }
     (join::<B>(outs), join::<B>(softmaxes))
@@ -192,8 +192,8 @@ struct Run<'a, B: Backend> {
     wide: FloatDType,
     device: B::Device,
     bias: Option<FloatTensor<B>>,
-    /// The first key that each query sees and the one after its last, `[queries, 1]`, and the
-    /// indices of the keys, `[1, keys]`, unless all queries see all keys.
+    /// The middle of the keys that each query sees and the distance of its last from it,
+    /// `[queries, 1]`, and the indices of the keys, `[1, keys]`, unless all queries see all keys.
     spans: Option<[FloatTensor<B>; 3]>,
     /// `[batch, 1, 1, 1, keys]`: where padding is.
     padding: Option<BoolTensor<B>>,
@@ -221,14 +221,17 @@ impl<'a, B: Backend> Run<'a, B> {
         let mask = &op.mask;
         let (queries, keys) = (sizes.queries, sizes.keys);
         let spans = (!mask.covers(0..queries, &(0..keys))).then(|| {
-            let ends = |end: fn(Range<usize>) -> usize| {
-                let ends = (0..queries).map(|query| end(mask.span(query)) as f64);
-                upload(ends.collect(), &[queries, 1])
+            // Halves of integers, which f32 holds exactly up to 2^23 tokens. A query that sees no key
+            // has a negative distance.
+            let of_spans = |number: fn(f64, f64) -> f64| {
+                let spans = (0..queries).map(|query| mask.span(query));
+                let numbers = spans.map(|span| number(span.start as f64, span.end as f64));
+                upload(numbers.collect(), &[queries, 1])
             };
             let indices = (0..keys).map(|key| key as f64).collect();
             [
-                ends(|span| span.start),
-                ends(|span| span.end),
+                of_spans(|start, end| (start + end - 1.0) / 2.0),
+                of_spans(|start, end| (end - start - 1.0) / 2.0),
                 upload(indices, &[1, keys]),
             ]
         });
@@ -295,6 +298,19 @@ impl<'a, B: Backend> Run<'a, B> {
         [0..1, 1..2].map(|range| slice::<B>(rows.clone(), 2, range))
     }
 
+    /// Two columns as one tensor, `[matrices, group * rows, 2]`. On GPUs a concatenation would copy
+    /// each by itself.
+    fn side_by_side(&self, first: FloatTensor<B>, second: FloatTensor<B>) -> FloatTensor<B> {
+        let [matrices, rows, _] = first.shape().dims();
+        let shape = Shape::new([matrices, rows, 2]);
+        let bools = burn::backend::get_or_init_device_settings::<B>(&self.device).bool_dtype;
+        let is_second = TensorData::new(vec![false, true], [1, 1, 2]).convert_dtype(bools.into());
+        let is_second = B::bool_from_data(is_second, &self.device);
+        let is_second = B::bool_expand(is_second, shape.clone());
+        let [first, second] = [first, second].map(|x| B::float_expand(x, shape.clone()));
+        B::float_mask_where(first, is_second, second)
+    }
+
     /// The shape of a block's scores with heads and queries apart.
     fn grouped(&self, block: &Block) -> Shape {
         let Sizes {
@@ -349,18 +365,17 @@ impl<'a, B: Backend> Run<'a, B> {
 
     /// True where a key is hidden from a query of a block, padding apart.
     fn hidden_of(&self, block: &Block) -> Option<BoolTensor<B>> {
-        let [starts, ends, indices] = self.spans.as_ref().filter(|_| block.hides)?;
+        let [middles, distances, indices] = self.spans.as_ref().filter(|_| block.hides)?;
         let rows = |x: &FloatTensor<B>| slice::<B>(x.clone(), 0, block.queries.clone());
         let indices = slice::<B>(indices.clone(), 1, block.keys.clone());
         let shape = Shape::new([block.rows(), block.columns()]);
         let expand = |x| B::float_expand(x, shape.clone());
-        let (starts, ends) = (expand(rows(starts)), expand(rows(ends)));
-        let indices = expand(indices);
+        let (middles, distances) = (expand(rows(middles)), expand(rows(distances)));
+        let apart = B::float_abs(B::float_sub(expand(indices), middles));
         let bools = burn::backend::get_or_init_device_settings::<B>(&self.device).bool_dtype;
-        let before = B::float_lower(indices.clone(), starts, bools);
-        let after = B::float_greater_equal(indices, ends, bools);
+        let hidden = B::float_greater(apart, distances, bools);
         let shape = Shape::new([1, 1, 1, block.rows(), block.columns()]);
-        Some(B::bool_reshape(B::bool_or(before, after), shape))
+        Some(B::bool_reshape(hidden, shape))
     }
 
     /// A block's part of a tensor with the dimensions of q, `[matrices, group * rows, channels]`,
