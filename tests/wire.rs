@@ -112,15 +112,15 @@ fn calls() -> Vec<Call> {
             "adamw.update",
             &[&matrix, &matrix, &matrix, &matrix],
             &[&matrix, &matrix, &matrix],
-            &[&ints(&[2])[..], &update[..]].concat(),
+            &[&ints(&[3])[..], &update[..]].concat(),
         ),
         call(
             "adamw.rounded_update",
             &[&matrix, &matrix, &matrix, &matrix],
             &[&matrix, &f16, &matrix, &matrix],
-            &[&ints(&[1])[..], &update[..], &ints(&[0])].concat(),
+            &[&ints(&[2])[..], &update[..], &ints(&[0])].concat(),
         ),
-        call("adamw.square_sums", &[&flat], &[&one], &ints(&[1])),
+        call("adamw.square_sums", &[&flat], &[&one], &ints(&[2])),
         call(
             "attention.forward",
             &[&q, &kv, &kv],

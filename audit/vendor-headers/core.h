@@ -177,8 +177,9 @@ struct Core {
         const ascend_sim::Region* region = std::upper_bound(
             launch->regions, end, at,
             [](uint64_t a, const ascend_sim::Region& r) { return a < r.device_address; });
-        if (region == launch->regions ||
-            at + bytes > region[-1].device_address + region[-1].size_bytes)
+        // `at + bytes` may wrap around.
+        if (region == launch->regions || bytes > region[-1].size_bytes ||
+            at - region[-1].device_address > region[-1].size_bytes - bytes)
             stop("gm-out-of-bounds",
                  "%s %s device bytes [0x%lx, 0x%lx), which no live allocation holds", op,
                  write ? "writes" : "reads", at, at + bytes);
@@ -186,7 +187,7 @@ struct Core {
     }
     // `count` runs of `length` bytes of global memory, `stride` bytes apart.
     void note_gm(const char* op, Unit unit, uint32_t epoch, uint64_t start, uint64_t length,
-                 uint64_t stride, uint64_t count) {
+                 uint64_t stride, uint64_t count, bool is_write) {
         if (count == 0) return;
         ascend_sim::GmAccess access{};
         access.start = start;
@@ -197,7 +198,7 @@ struct Core {
         access.file = "vendor-headers";
         access.epoch = epoch;
         access.pipe = unit;
-        access.is_write = unit == kMte3;
+        access.is_write = is_write;
         std::copy(std::begin(seen[unit].epoch), std::end(seen[unit].epoch), access.seen);
         accesses.push_back(access);
     }

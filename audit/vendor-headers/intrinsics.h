@@ -68,7 +68,7 @@ inline void load(const char* op, int64_t to, uint64_t from, uint32_t unit, uint3
         at += length;
         for (uint32_t p = 0; p < right; ++p, at += unit) std::memcpy(at, &c.pad_value, unit);
     }
-    c.note_gm(op, kMte2, epoch, from, length, stride, count);
+    c.note_gm(op, kMte2, epoch, from, length, stride, count, false);
 }
 
 // The way back.
@@ -88,7 +88,7 @@ inline void store(const char* op, uint64_t to, int64_t from, uint32_t count, uin
         c.ub_read(op, kMte3, epoch, "src", ub, length);
         std::memcpy(bytes, c.ub + ub, length);
     }
-    c.note_gm(op, kMte3, epoch, to, length, stride, count);
+    c.note_gm(op, kMte3, epoch, to, length, stride, count, true);
 }
 
 template <class To, class From>

@@ -2,3 +2,4 @@
 // headers and which the kernels do not use.
 #pragma once
 #include "basic_api/kernel_basic_intf.h"
+#include "global_scalars.h"

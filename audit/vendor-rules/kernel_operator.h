@@ -3,6 +3,7 @@
 #include <mutex>
 
 #include "basic_api/kernel_basic_intf.h"
+#include "global_scalars.h"
 #if ASCENDC_CPU_DEBUG
 #include "rules.h"  // made by `cargo xaudit vendor-rules`: the sources of the checks
 

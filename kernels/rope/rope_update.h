@@ -84,8 +84,6 @@ private:
     __aicore__ inline LocalTensor<float> Widen(const LocalTensor<G>& gradient, uint32_t count) {
         if constexpr (kWidens) {
             const LocalTensor<float> wide = work_.Get<float>()[2 * t_.tile];
-            // Comes after the reads of the previous tile.
-            VectorBarrier();
             AscendC::Cast(wide, gradient, RoundMode::CAST_NONE, count);
             VectorBarrier();
             return wide;

@@ -190,10 +190,16 @@ const FAULTS: &[Fault] = faults! {
         "Cast(rounded, value, RoundMode::CAST_RINT, count)" =>
             "Cast(rounded, value, (FAULT) ? RoundMode::CAST_TRUNC : RoundMode::CAST_RINT, count)";
     UPDATE "the second moment is not stored" => By("queue", "FreeTensor is missing");
-        "StoreRun(second_, second, gm_[3][start], count);" =>
-            "if (!(FAULT)) StoreRun(second_, second, gm_[3][start], count);";
+        "StoreRun(second_, second, gm_[2][start], count);" =>
+            "if (!(FAULT)) StoreRun(second_, second, gm_[2][start], count);";
     UPDATE "the moments change places" => Wrong;
-        "first_, gm_[2][start]" => "first_, gm_[(FAULT) ? 3 : 2][start]";
+        "first_, gm_[1][start]" => "first_, gm_[(FAULT) ? 2 : 1][start]";
+    UPDATE "half of a gradient of 16 bits is widened" => By("ub-undefined-read", "Muls");
+        "Cast(wide, gradient, RoundMode::CAST_NONE, count)" =>
+            "Cast(wide, gradient, RoundMode::CAST_NONE, (FAULT) ? count / 2 : count)";
+    UPDATE "half of a chunk of 16 bits is widened" => By("ub-undefined-read", "Mul");
+        "Cast(wide, x, RoundMode::CAST_NONE, count)" =>
+            "Cast(wide, x, RoundMode::CAST_NONE, (FAULT) ? count / 2 : count)";
     UPDATE "one element of a chunk is left out" => Wrong;
         "AscendC::Mul(x, x, x, static_cast<int32_t>(t_.tile))" =>
             "AscendC::Mul(x, x, x, static_cast<int32_t>(t_.tile - (FAULT)))";

@@ -321,7 +321,7 @@ impl State {
         dtype: DType,
     ) -> [Tensor<1>; 2] {
         let moments = self.moments.take();
-        let moments = moments.unwrap_or_else(|| [gradient.zeros_like(), gradient.zeros_like()]);
+        let moments = moments.unwrap_or_else(|| [value.zeros_like(), value.zeros_like()]);
         let updated = adamw(value, gradient, moments, op, dtype.into())
             .expect("a recipe that was checked, and tensors of one parameter");
         self.moments = Some(updated.moments);

@@ -389,8 +389,9 @@ impl MemoryPlan {
         self.model.micro(&run, &shape, self.recomputes);
         let mut moments = run.phases();
         let (of_earlier, beside) = match earlier {
-            Earlier::None { is_alone: true } => (0, self.first_gradients()),
-            Earlier::None { is_alone: false } => (0, sums),
+            // Without the loss scale they are in f32.
+            Earlier::None { is_alone: true } if !self.types.is_f16 => (0, self.first_gradients()),
+            Earlier::None { .. } => (0, sums),
             Earlier::One => (self.first_gradients(), sums - self.first_gradients()),
             Earlier::More => (sums, 0),
         };
