@@ -136,6 +136,7 @@ pub fn units_of_row(client: &Client, vectors: usize) -> usize {
     vectors.next_power_of_two().max(FEWEST).min(most)
 }
 
+#[doc(hidden)]
 pub use sums::{sum_of_vector, sum_over_cube};
 
 #[allow(
