@@ -10,7 +10,9 @@ mod op;
 pub(crate) mod wire;
 
 use burn::backend::{Dispatch, TensorMetadata};
-use burn::tensor::{DType, FloatDType, Shape, Tensor};
+#[cfg(any(feature = "cube", feature = "remote"))]
+use burn::tensor::Shape;
+use burn::tensor::{DType, FloatDType, Tensor};
 #[cfg(feature = "remote-server")]
 use burn_fused::expect_shape;
 use burn_fused::{OpError, accumulator, expect};
@@ -180,11 +182,13 @@ pub(crate) fn check_squares<T: TensorMetadata>(x: &T) -> Result<()> {
 }
 
 /// The type of the sums of squares.
+#[cfg(any(feature = "cube", feature = "remote"))]
 pub(crate) fn type_of_sums(dtype: DType) -> DType {
     accumulator(dtype).map_or(dtype, DType::from)
 }
 
 /// Their shape.
+#[cfg(any(feature = "cube", feature = "remote"))]
 pub(crate) fn shape_of_sums(x: &Shape) -> Shape {
     [x.num_elements().div_ceil(SQUARES)].into()
 }
