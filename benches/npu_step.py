@@ -146,7 +146,9 @@ def cost(line, tokens):
             # A product and a sum of 64 numbers take 4 cycles on one of 40 vector cores.
             cycles = RANK * elements[0] * 4 / 64
             return 4 * elements[0] + (8 + 2) * RANK * TOKENS + 4 * RANK * columns, cycles, 40 * 1.85e9 / 0.75
-        passes = {"rope_swiglu_bf": 3, "rope_swiglu_grad": 2.5, "rope_norm_grad": 3}
+        # Of the gate's backward, the output again is written over its gradient.
+        of_gate = (3 + len(elements)) / len(elements)
+        passes = {"rope_swiglu_bf": 3, "rope_swiglu_grad": of_gate, "rope_norm_grad": 3}
         by = next((by for start, by in passes.items() if name.startswith(start)), 2)
         return by * 2 * sum(elements), 0, 1
     shapes = [(t, [large.get(int(d), int(d)) for d in dims.split(",") if d]) for t, dims in TENSOR.findall(line)]

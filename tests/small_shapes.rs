@@ -11,9 +11,9 @@ use burn::tensor::{DType, Device, Int, Tensor};
 use burn_attention::{
     AdamWOp, Adapter, Attention, AttentionMask, CrossEntropy, GatedDelta, GradientSource,
     MaskRules, Routes, Sequences, Window, adamw, adapted_linear_source, adapted_linears,
-    backward_from, gated_delta_step, grouped_linear, layer_norm, linear, linear_source, rms_norm,
-    routed_rows, routed_sum, short_convolution, stand_in, swiglu, swiglu_halves, wide_linear,
-    wide_linear_source,
+    backward_from, gated_delta_step, gated_linear, gated_linear_source, grouped_linear, layer_norm,
+    linear, linear_source, rms_norm, routed_rows, routed_sum, short_convolution, stand_in, swiglu,
+    swiglu_halves, wide_linear, wide_linear_onto, wide_linear_source, wide_linears,
 };
 use rope_burn::rope_core::{Layout, Pairing, Positions, RotarySpec};
 use rope_burn::{Implementation, NormRotaryConfig, Rotary, RotaryAngles, RotaryConfig};
@@ -349,6 +349,27 @@ const FUNCTIONS: &[Function] = &[
         let (x, weight) = (random.tensor([1, 3, 2]), random.tensor([2, 4]));
         let bias = (random.below(2) == 0).then(|| random.tensor([4]));
         wide_linear(x, weight, bias).is_ok_and(|out| goes_back(&[out]))
+    }),
+    ("burn-attention wide_linears", |random| {
+        let (x, weight) = (random.tensor([1, 3, 2]), random.tensor([2, 4]));
+        let layers = [(weight, None), (random.tensor([2, 3]), None)];
+        wide_linears(x, layers).is_ok_and(|out| goes_back(&out))
+    }),
+    ("burn-attention wide_linear_onto", |random| {
+        let (y, x) = (random.tensor([1, 3, 4]), random.tensor([1, 3, 2]));
+        let out = wide_linear_onto(y, x, random.tensor([2, 4]));
+        out.is_ok_and(|out| goes_back(&[out]))
+    }),
+    ("burn-attention gated_linear", |random| {
+        let (gate, up) = (random.tensor([1, 3, 2]), random.tensor([1, 3, 2]));
+        let y = (random.below(2) == 0).then(|| random.tensor([1, 3, 4]));
+        let out = gated_linear(gate, up, random.tensor([2, 4]), y);
+        out.is_ok_and(|out| goes_back(&[out]))
+    }),
+    ("burn-attention gated_linear_source", |random| {
+        let (gate, up) = (random.tensor([1, 3, 2]), random.tensor([1, 3, 2]));
+        let (weight, gradient) = (random.tensor([2, 4]), random.tensor([1, 3, 4]).inner());
+        gated_linear_source(gate, up, weight, gradient).is_ok_and(goes_back_from)
     }),
     ("burn-attention stand_in", |random| {
         let (x, value) = (random.tensor([2, 3]), random.tensor([2, 3]).detach());

@@ -68,7 +68,7 @@ fn calls() -> Vec<Call> {
     let update = [&[real; 5][..], &ints(&[3]), &[real]].concat();
     let narrow = |shape: &[usize]| (shape.to_vec(), DType::BF16);
     let (tokens, factor, rounded) = (narrow(&[5, 8]), narrow(&[4, 8]), narrow(&[2, 5]));
-    let (inner, half) = (f32(&[4, 5]), f32(&[2, 8]));
+    let (inner, half, sums) = (f32(&[4, 5]), f32(&[2, 8]), narrow(&[2, 8]));
     // Version; three groups, of 2, 0 and 3 rows.
     let groups = ints(&[1, 3, 2, 0, 3]);
     let (matrices, products) = (narrow(&[3, 4, 8]), narrow(&[5, 4]));
@@ -171,6 +171,12 @@ fn calls() -> Vec<Call> {
             &ints(&[1]),
         ),
         call(
+            "adapter.product_add",
+            &[&sums, &rounded, &tokens],
+            &[&sums],
+            &ints(&[1]),
+        ),
+        call(
             "grouped_linear.forward",
             &[&tokens, &matrices],
             &[&products],
@@ -241,6 +247,12 @@ fn calls() -> Vec<Call> {
             "swiglu.backward",
             &[&tokens, &tokens, &tokens],
             &[&tokens, &tokens],
+            &ints(&[1]),
+        ),
+        call(
+            "swiglu.backward_with_output",
+            &[&tokens, &tokens, &tokens],
+            &[&tokens, &tokens, &tokens],
             &ints(&[1]),
         ),
     ]

@@ -94,11 +94,11 @@
 #define ROPE_SWIGLU_ENTRY(name, type, backward)                                        \
     extern "C" ROPE_VECTOR __global__ __aicore__ void name(                            \
         GM_ADDR gate, GM_ADDR up, GM_ADDR dy, GM_ADDR first, GM_ADDR second,           \
-        rope::DenseTiling tiling) {                                                   \
+        GM_ADDR third, rope::DenseTiling tiling) {                                     \
         KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);                                \
         AscendC::TPipe pipe;                                                           \
         rope::SwiGlu<type, backward> kernel(pipe, tiling);                             \
-        kernel.Run(gate, up, dy, first, second);                                       \
+        kernel.Run(gate, up, dy, first, second, third);                                \
     }
 #define ROPE_SWIGLU(name, type)                     \
     ROPE_SWIGLU_ENTRY(rope_swiglu_##name, type, false) \

@@ -2,18 +2,18 @@
 //
 // Problem. With s = 1 / (1 + e^-gate) and silu = gate * s,
 //   y = silu * up
-//   dup = dy * silu,  dgate = dy * (s + silu * (1 - s)) * up
+//   dup = dy * silu,  dgate = dy * (s + silu * (1 - s)) * up,  and y again if it is wanted
 // in f32, each result rounded once. In dgate the slope comes before up: where it is small, dy * up
 // can overflow and the result not.
 //
 // Data layout. A tile is a run of elements; each tensor has a slot of its own. y replaces the gate
-// in its slot, dgate and dup replace gate and up.
+// in its slot; in the backward, dgate and dup replace gate and up, and y replaces dy.
 //
 // Pseudo code.
 //   for each tile of this core:
 //     load gate, up (and dy)                    MTE2
 //     widen, compute, round                     V
-//     store y, or dgate and dup                 MTE3
+//     store y, or dgate and dup (and y)         MTE3
 #pragma once
 
 #include "rope_base.h"
@@ -29,14 +29,16 @@ class SwiGlu {
 public:
     __aicore__ inline SwiGlu(TPipe& pipe, const DenseTiling& t) : pipe_(pipe), t_(t) {}
 
+    // `third` receives y in the backward, if it is not null. It may be dy.
     __aicore__ inline void Run(GM_ADDR gate, GM_ADDR up, GM_ADDR dy, GM_ADDR first,
-                               GM_ADDR second) {
+                               GM_ADDR second, GM_ADDR third) {
         const uint64_t block = AscendC::GetBlockIdx(), blocks = AscendC::GetBlockNum();
         if (IsBeyond(block, blocks)) return;
         const uint64_t tiles = (t_.elements + t_.tile - 1) / t_.tile;
         const uint64_t begin = tiles * block / blocks, end = tiles * (block + 1) / blocks;
         if (begin >= end) return;
-        GM_ADDR const addresses[kTensorCount] = {gate, up, dy, first, second};
+        GM_ADDR const addresses[kTensorCount] = {gate, up, dy, first, second, third};
+        has_output_ = third != nullptr;
         for (uint32_t i = 0; i < kTensorCount; ++i) {
             gm_[i].SetGlobalBuffer(reinterpret_cast<__gm__ T*>(addresses[i]), t_.elements);
         }
@@ -50,16 +52,16 @@ public:
     }
 
 private:
-    static constexpr uint32_t kTensorCount = 5;
+    static constexpr uint32_t kTensorCount = 6;
     using Slots = AscendC::TQueBind<TPosition::VECIN, TPosition::VECOUT, 1>;
 
     TPipe& pipe_;
     const DenseTiling& t_;
     GlobalTensor<T> gm_[kTensorCount];
-    Slots gate_, up_;
-    AscendC::TQue<TPosition::VECIN, 1> dy_;
+    Slots gate_, up_, dy_;
     TBuf<TPosition::VECCALC> work_;
     uint32_t count_;
+    bool has_output_;
 
     // The tensor in f32: itself, or a copy in part `part` of the work area.
     __aicore__ inline LocalTensor<float> Widen(const LocalTensor<T>& x, uint32_t part) {
@@ -86,12 +88,7 @@ private:
         const int32_t n = static_cast<int32_t>(count_);
         LocalTensor<T> gate = LoadRun(gate_, gm_[0][start], count_);
         LocalTensor<T> up = LoadRun(up_, gm_[1][start], count_), dy;
-        if constexpr (kBackward) {
-            dy = dy_.AllocTensor<T>();
-            DataCopyPad(dy, gm_[2][start], OneRun<T>(count_), DataCopyPadExtParams<T>());
-            dy_.EnQue(dy);
-            dy = dy_.DeQue<T>();
-        }
+        if constexpr (kBackward) dy = LoadRun(dy_, gm_[2][start], count_);
         // Writes of this tile to the work area come after the reads of the previous one.
         VectorBarrier();
         const LocalTensor<float> g = Widen(gate, kWork - 1), u = Widen(up, kWork - 2);
@@ -120,12 +117,22 @@ private:
             AscendC::Mul(slope, slope, d, n);
             VectorBarrier();
             AscendC::Mul(g, slope, u, n);
+            if (has_output_) AscendC::Mul(s, silu, u, n);
             VectorBarrier();
             AscendC::Mul(u, d, silu, n);
             VectorBarrier();
             Narrow(gate, g);
             Narrow(up, u);
-            dy_.FreeTensor(dy);
+            if (has_output_) {
+                if constexpr (kWide) {
+                    AscendC::Muls(dy, s, 1.0f, n);
+                } else {
+                    Narrow(dy, s);
+                }
+                StoreRun(dy_, dy, gm_[5][start], count_);
+            } else {
+                dy_.FreeTensor(dy);
+            }
             StoreRun(gate_, gate, gm_[3][start], count_);
             StoreRun(up_, up, gm_[4][start], count_);
         } else {

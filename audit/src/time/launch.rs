@@ -10,6 +10,7 @@ use rope_ascend::loader::Api;
 use rope_ascend::rope::{
     AngleGradient, AngleRows, ChannelWeights, DeltaGradient, DeltaLocal, DeltaPrepare, DeltaSizes,
     Gate, GateBackward, Heads, KernelType, Kernels, LayerKernels, LowRankTerm, MemoryPart,
+    OutputGradient,
     NormBackward, NormBackwardTensor, NormRotation, NormTensor, Npu, Operand, Rotation, Rotator,
     ShortConvolution, ShortConvolutionGradients, Unit, Update, UpdateFactors,
 };
@@ -52,6 +53,8 @@ enum Work {
     LowRank,
     Gate,
     GateBackward,
+    /// As the backward, and the output again.
+    GateAgain,
     /// With a gradient in f32, or of 16 bits.
     Update,
     NarrowUpdate,
@@ -62,7 +65,7 @@ enum Work {
     DeltaLocal,
 }
 
-const WORK: [Work; 27] = {
+const WORK: [Work; 28] = {
     use Direction::{Adjoint, Forward};
     use Pairing::{Adjacent, Half, InterleaveHalf, Quarter};
     [
@@ -86,6 +89,7 @@ const WORK: [Work; 27] = {
         Work::LowRank,
         Work::Gate,
         Work::GateBackward,
+        Work::GateAgain,
         Work::Update,
         Work::NarrowUpdate,
         Work::SquareSums,
@@ -102,7 +106,7 @@ const FIRST: &str = "rope_rotate_split_bf16";
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
-/// Launches the kernels, and returns a line for each launch: its pairing, if the name of the kernel
+/// Launches the kernels, and returns a line for each launch: its variant, if the name of the kernel
 /// does not say it. In a process of its own, whose environment names the file of the
 /// trace. `words` may be a source, whose first kernel alone is launched.
 pub(crate) fn launch(words: &[&str]) -> Outcome<String> {
@@ -156,6 +160,7 @@ impl Work {
         match self {
             Self::Rotate(Pairing::Quarter, ..) | Self::AngleGradient(Pairing::Quarter) => "quarter",
             Self::Rotate(Pairing::InterleaveHalf, _, Unit::Cube) => "interleave-half",
+            Self::GateAgain => "with output",
             _ => "",
         }
     }
@@ -279,12 +284,15 @@ impl Bench {
                 up: part(&**b),
                 y: part(&mut **c),
             })?,
-            Work::GateBackward => self.layers.gate_backward(GateBackward {
+            Work::GateBackward | Work::GateAgain => self.layers.gate_backward(GateBackward {
                 element,
                 elements: ELEMENTS,
                 gate: part(&**a),
                 up: part(&**b),
-                gradient: part(&**c),
+                gradient: match work {
+                    Work::GateAgain => OutputGradient::Replaced(part(&mut **c)),
+                    _ => OutputGradient::Kept(part(&**c)),
+                },
                 gate_gradient: part(&mut **d),
                 up_gradient: part(&mut **e),
             })?,

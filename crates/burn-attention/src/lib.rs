@@ -34,7 +34,8 @@ pub use adamw::{
 };
 pub use adapter::{
     Adapter, AdapterOps, adapted_linear_source, adapted_linears, concatenates_at_once,
-    has_adapter_kernels, scaled_parts, wide_linear, wide_linear_source,
+    has_adapter_kernels, scaled_parts, wide_linear, wide_linear_onto, wide_linear_source,
+    wide_linears,
 };
 pub use attention::{
     Attention, AttentionGradients, AttentionMask, AttentionOp, AttentionOps, Bias, Kept, MaskRules,
@@ -53,7 +54,10 @@ pub use rms_norm::{RmsNormOps, rms_norm};
 pub use routes::{Routes, RoutesOps, routed_rows, routed_sum};
 pub use sequences::Sequences;
 pub use short_convolution::{ShortConvolutionOp, ShortConvolutionOps, short_convolution};
-pub use swiglu::{SwiGluHalvesOps, SwiGluOps, swiglu, swiglu_halves};
+pub use swiglu::{
+    GatedLinearOps, SwiGluHalvesOps, SwiGluOps, gated_linear, gated_linear_source, swiglu,
+    swiglu_halves,
+};
 
 /// The operations composed of ordinary tensor operations, for backends whose kernels have limits.
 pub mod composed {

@@ -8,7 +8,9 @@ macro_rules! operation {
     };
     (
         [$($fusion:tt)*]
-        $(#[$about:meta])* $vis:vis trait $name:ident { $($methods:tt)* }
+        $(#[$about:meta])* $vis:vis trait $name:ident $(: $first:ident + $second:ident)? {
+            $($methods:tt)*
+        }
     ) => {
         #[burn::backend::backend_extension(
             Flex: cfg(feature = "flex"),
@@ -18,7 +20,7 @@ macro_rules! operation {
             Autodiff
         )]
         $(#[$about])*
-        $vis trait $name: burn::backend::Backend { $($methods)* }
+        $vis trait $name: burn::backend::Backend $(+ $first + $second)? { $($methods)* }
     };
     ($($trait:tt)*) => {
         operation!([] $($trait)*);

@@ -3,8 +3,8 @@
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_attention::{
     Adapter, AttentionError, GradientSource, adapted_linear_source, adapted_linears, backward_from,
-    has_linear_kernel, linear, linear_source, scaled_parts, stand_in, wide_linear,
-    wide_linear_source,
+    gated_linear, gated_linear_source, has_linear_kernel, linear, linear_source, scaled_parts,
+    stand_in, swiglu, wide_linear, wide_linear_onto, wide_linear_source, wide_linears,
 };
 
 use crate::numbers;
@@ -209,6 +209,127 @@ fn the_gradient_of_a_wide_layers_weight_keeps_its_digits() {
     assert_eq!(of_bias.iter::<f32>().collect::<Vec<_>>(), [2.0; 2]);
     let of_x = x.grad(&gradients).expect("tracked").into_data();
     assert_eq!(of_x.iter::<f32>().collect::<Vec<_>>(), [7.0; 2]);
+}
+
+/// The layers' gradients of x are summed, whichever outputs a backward starts from, and whether x is
+/// a leaf or not.
+#[test]
+fn layers_of_one_x_have_the_gradients_of_single_layers() {
+    const LAYERS: usize = 3;
+    let device = Device::flex().autodiff();
+    let matrix = |seed: u64, dims: [usize; 2]| {
+        let data = TensorData::new(numbers(seed, dims[0] * dims[1], DType::F64), dims);
+        Tensor::<2>::from_data(data, (&device, DType::F64)).require_grad()
+    };
+    // The outputs that each of the backward passes starts from.
+    let all: &[&[&[usize]]] = &[
+        &[&[0, 1, 2]],
+        &[&[2, 0]],
+        &[&[1]],
+        &[&[0], &[1, 2]],
+        &[&[2], &[1], &[0]],
+    ];
+    for is_leaf in [true, false] {
+        // What is below a tensor goes back once.
+        let possible = all.iter().filter(|passes| is_leaf || passes.len() == 1);
+        for passes in possible {
+            let run = |together: bool| -> Vec<Option<Vec<f64>>> {
+                let leaf = matrix(1, [5, 4]);
+                let x = if is_leaf {
+                    leaf.clone()
+                } else {
+                    leaf.clone() * 2.0
+                };
+                let weights: [_; LAYERS] =
+                    std::array::from_fn(|i| matrix(2 + i as u64, [4, 3 + i]));
+                let ys = if together {
+                    let layers = weights.each_ref().map(|weight| (weight.clone(), None));
+                    wide_linears(x, layers).expect("they fit")
+                } else {
+                    let single = |weight: &Tensor<2>| wide_linear(x.clone(), weight.clone(), None);
+                    weights
+                        .each_ref()
+                        .map(|weight| single(weight).expect("it fits"))
+                };
+                let mut found = Vec::new();
+                for pass in *passes {
+                    let squares = pass.iter().map(|&i| ys[i].clone().powi_scalar(2).sum());
+                    let gradients = squares.reduce(|a, b| a + b).expect("outputs").backward();
+                    for tensor in weights.iter().chain([&leaf]) {
+                        let gradient = tensor.grad(&gradients);
+                        found.push(gradient.map(|x| x.into_data().iter::<f64>().collect()));
+                    }
+                }
+                found
+            };
+            let (found, expected) = (run(true), run(false));
+            assert_eq!(found.len(), expected.len());
+            for (found, expected) in found.iter().zip(&expected) {
+                let (Some(found), Some(expected)) = (found, expected) else {
+                    assert_eq!(found, expected, "{passes:?}");
+                    continue;
+                };
+                for (found, expected) in found.iter().zip(expected) {
+                    assert!(
+                        (found - expected).abs() < 1e-12,
+                        "{passes:?}, leaf: {is_leaf}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// With and without a sum; the gated values are in no graph, and any tensor may be frozen.
+#[test]
+fn a_gated_layer_has_the_values_and_gradients_of_its_parts() {
+    let device = Device::flex().autodiff();
+    for dtype in [DType::F64, DType::F32, DType::BF16, DType::F16] {
+        let tensor = |seed: u64, dims: [usize; 2], tracked: bool| {
+            let data = TensorData::new(numbers(seed, dims[0] * dims[1], dtype), dims);
+            let x = Tensor::<2>::from_data(data, (&device, dtype));
+            if tracked { x.require_grad() } else { x }
+        };
+        for frozen in 0..5 {
+            let of = |index: usize, dims| tensor(index as u64 + 1, dims, index != frozen);
+            let leaves = [of(0, [6, 4]), of(1, [6, 4]), of(2, [4, 8]), of(3, [6, 8])];
+            let [gate, up, weight, y] = leaves.clone();
+            let gradient = tensor(7, [6, 8], false);
+            for is_sum in [true, false] {
+                let base = || is_sum.then(|| y.clone());
+                let found = gated_linear(gate.clone(), up.clone(), weight.clone(), base());
+                let found = found.expect("it fits");
+                let x = swiglu(gate.clone(), up.clone()).expect("it fits");
+                let expected = match base() {
+                    Some(y) => wide_linear_onto(y, x, weight.clone()),
+                    None => wide_linear(x, weight.clone(), None),
+                };
+                let expected = expected.expect("it fits");
+                assert_eq!(found.to_data(), expected.to_data());
+                let of_output = |out: Tensor<2>| (out * gradient.clone()).sum().backward();
+                let (found, expected) = (of_output(found), of_output(expected));
+                for leaf in &leaves {
+                    let [found, expected] = [&found, &expected].map(|all| leaf.grad(all));
+                    assert_eq!(
+                        found.map(Tensor::into_data),
+                        expected.map(Tensor::into_data)
+                    );
+                }
+                if !is_sum && frozen != 3 {
+                    let [gate, up, weight] = [&gate, &up, &weight].map(Tensor::clone);
+                    let source = gated_linear_source(gate, up, weight, gradient.clone().inner());
+                    let found = backward_from([source.expect("it fits")]);
+                    for leaf in &leaves[..3] {
+                        let [found, expected] = [&found, &expected].map(|all| leaf.grad(all));
+                        assert_eq!(
+                            found.map(Tensor::into_data),
+                            expected.map(Tensor::into_data)
+                        );
+                    }
+                }
+            }
+        }
+    }
 }
 
 /// All kinds of layers, with and without a bias and an adapter, of which any tensor may be frozen.

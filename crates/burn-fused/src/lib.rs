@@ -21,7 +21,7 @@ pub use dtype::{accumulator, expect, expect_device, least, rounded};
 pub use error::{OpError, or_panic};
 #[cfg(feature = "flex")]
 pub use flex::{elements, is_free, zeros};
-pub use node::{Gradients, node, parts};
+pub use node::{Gradients, node, parts, sibling_node};
 #[cfg(feature = "remote")]
 pub use wire::{
     NoNumbers, Reader, WireOp, Writer, decode, encode, expect_rank, expect_shape, like, send,

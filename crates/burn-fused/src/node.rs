@@ -44,6 +44,51 @@ where
     }
 }
 
+/// The function that also gets the gradient of the first parent that siblings have computed.
+type SiblingRule<B, S, const N: usize> =
+    fn(S, FloatTensor<B>, Option<FloatTensor<B>>, [bool; N]) -> Gradients<B, N>;
+
+struct Sibling<B: Backend, S, const N: usize> {
+    rule: SiblingRule<B, S, N>,
+    mark: Option<FloatTensor<Autodiff<B>>>,
+}
+
+impl<B: Backend, S, const N: usize> fmt::Debug for Sibling<B, S, N> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(std::any::type_name::<S>())
+    }
+}
+
+impl<B, S, const N: usize> Backward<B, N> for Sibling<B, S, N>
+where
+    B: Backend,
+    S: Clone + Send + fmt::Debug + 'static,
+{
+    type State = S;
+
+    fn backward(self, ops: Ops<S, N>, grads: &mut grads::Gradients, _: &mut Checkpointer) {
+        let gradient = grads.consume::<B>(&ops.node);
+        let wanted = ops.parents.each_ref().map(Option::is_some);
+        // The gradient of a leaf stays registered, so its terms are summed there.
+        let shared = ops.parents[0].as_ref();
+        let shared = shared.filter(|parent| !parent.parents.is_empty());
+        let earlier = self.mark.zip(shared).and_then(|(mark, parent)| {
+            // Each backward pass has gradients of its own, in which the first sibling sets the mark.
+            if grads.get::<B>(&mark).is_some() {
+                return Some(grads.consume::<B>(parent));
+            }
+            grads.register::<B>(mark.id(), mark.into_primitive());
+            None
+        });
+        let gradients = (self.rule)(ops.state, gradient, earlier, wanted);
+        for (node, gradient) in ops.parents.into_iter().zip(gradients) {
+            if let (Some(node), Some(gradient)) = (node, gradient) {
+                grads.register::<B>(node.id, gradient);
+            }
+        }
+    }
+}
+
 /// Registers an operation. `forward` computes its output from `kept`, and `backward` computes the
 /// gradients of the parents from `kept`.
 ///
@@ -65,11 +110,40 @@ where
     C: CheckpointStrategy,
     S: Clone + Send + fmt::Debug + 'static,
 {
-    match Node(backward)
-        .prepare::<C>(parents)
-        .compute_bound()
-        .stateful()
-    {
+    register::<B, C, _, N>(Node(backward), parents, kept, forward)
+}
+
+/// As [`node`], for one of several operations on the first parent. `mark` is an untracked tensor
+/// that they alone share. `backward` also gets the gradient of the first parent that those before it
+/// have computed: it returns the sum with its own, which one kernel may compute.
+pub fn sibling_node<B, C, S, const N: usize>(
+    parents: [NodeGuard; N],
+    mark: Option<FloatTensor<Autodiff<B>>>,
+    kept: S,
+    forward: impl FnOnce(S) -> FloatTensor<B>,
+    backward: SiblingRule<B, S, N>,
+) -> FloatTensor<Autodiff<B, C>>
+where
+    B: Backend,
+    C: CheckpointStrategy,
+    S: Clone + Send + fmt::Debug + 'static,
+{
+    let rule = backward;
+    register::<B, C, _, N>(Sibling { rule, mark }, parents, kept, forward)
+}
+
+fn register<B, C, S, const N: usize>(
+    operation: impl Backward<B, N, State = S>,
+    parents: [NodeGuard; N],
+    kept: S,
+    forward: impl FnOnce(S) -> FloatTensor<B>,
+) -> FloatTensor<Autodiff<B, C>>
+where
+    B: Backend,
+    C: CheckpointStrategy,
+    S: Clone + Send + fmt::Debug + 'static,
+{
+    match operation.prepare::<C>(parents).compute_bound().stateful() {
         OpsKind::Tracked(node) => {
             let output = forward(kept.clone());
             node.finish(kept, output)

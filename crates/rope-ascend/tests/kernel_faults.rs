@@ -179,6 +179,12 @@ const FAULTS: &[Fault] = faults! {
             "StoreRun(gate_, gate, gm_[3][start], count_ + (FAULT));";
     SWIGLU "up is not given back" => By("queue", "FreeTensor is missing");
         "up_.FreeTensor(up);" => "if (!(FAULT)) up_.FreeTensor(up);";
+    SWIGLU "the output is that of another gate" => Wrong;
+        "if (has_output_) AscendC::Mul(s, silu, u, n);" =>
+            "if (has_output_) AscendC::Mul(s, (FAULT) ? u : silu, u, n);";
+    SWIGLU "the output is never stored" => By("queue", "FreeTensor is missing");
+        "StoreRun(dy_, dy, gm_[5][start], count_);" =>
+            "if (!(FAULT)) StoreRun(dy_, dy, gm_[5][start], count_);";
     UPDATE "the gradient is not scaled" => Wrong;
         "Muls(gradient, gradient, t_.scale, n)" =>
             "Muls(gradient, gradient, (FAULT) ? 1.0f : t_.scale, n)";

@@ -17,7 +17,7 @@ use crate::experts::ExpertNetwork;
 use crate::layers::{
     Activation, FeedForward, FeedForwardConfig, Gate, LayerCache, RmsNorm, append, attend,
 };
-use crate::linear::{Adaptable, Linear};
+use crate::linear::{Adaptable, Draw, Linear};
 use crate::shares::{Cut, HeadPart, MaskedKeys, TokenPart, joined, overlap, pick};
 use crate::stages::{Mixing, Stage};
 use crate::step::{Common, Deepstack};
@@ -174,6 +174,23 @@ pub(crate) struct Layer {
     adapts_dense: bool,
 }
 
+/// What mixes tokens, and the input of its last product.
+#[derive(Clone)]
+enum Mixed<'a> {
+    Attention(&'a SelfAttention, (Tensor<3>, Option<Tensor<3>>)),
+    Delta(&'a DeltaAttention, (Tensor<4>, Tensor<3>)),
+}
+
+impl Mixed<'_> {
+    /// The output, or its sum with y.
+    fn output(self, y: Option<Tensor<3>>, draw: Draw) -> Result<Tensor<3>> {
+        match self {
+            Self::Attention(attention, parts) => attention.output(y, parts, draw),
+            Self::Delta(delta, parts) => delta.output(y, parts, draw),
+        }
+    }
+}
+
 /// The feed-forward network of a layer.
 #[derive(Module, Debug)]
 enum Network {
@@ -208,6 +225,14 @@ impl Network {
         match self {
             Self::Dense(network) => network.forward(x, common.draw),
             Self::Experts(network) => network.forward(x, common),
+        }
+    }
+
+    /// y and the output for x.
+    fn forward_onto(&self, y: Tensor<3>, x: Tensor<3>, common: Common) -> Result<Tensor<3>> {
+        match self {
+            Self::Dense(network) => network.forward_onto(y, x, common.draw),
+            Self::Experts(network) => Ok(y + network.forward(x, common)?),
         }
     }
 
@@ -283,8 +308,8 @@ impl Layer {
         index: usize,
         trace: &mut Trace,
     ) -> Result<Tensor<3>> {
-        let attended = self.mixed(hidden.clone(), common, cache, index, trace)?;
-        self.after_mixing(hidden, attended, common, index, trace)
+        let (hidden, normalised) = self.summed(hidden, common, cache, index, trace)?;
+        self.after_sum(hidden, normalised, common, index, trace)
     }
 
     /// The output, from the input and what was mixed of it.
@@ -297,9 +322,23 @@ impl Layer {
         trace: &mut Trace,
     ) -> Result<Tensor<3>> {
         let (hidden, normalised) = self.added(hidden, mixed, index, trace)?;
+        self.after_sum(hidden, normalised, common, index, trace)
+    }
+
+    /// The output, from the sum with what was mixed, and from the input of the feed-forward network.
+    fn after_sum(
+        &self,
+        hidden: Tensor<3>,
+        normalised: Tensor<3>,
+        common: Common,
+        index: usize,
+        trace: &mut Trace,
+    ) -> Result<Tensor<3>> {
         trace.record(|| format!("norm.{index}.mlp"), &normalised);
-        let changed = self.mlp.forward(normalised, common)?;
-        Ok(hidden + self.changed(changed)?)
+        match &self.post_mlp_layernorm {
+            None => self.mlp.forward_onto(hidden, normalised, common),
+            Some(norm) => Ok(hidden + norm.forward(self.mlp.forward(normalised, common)?)?),
+        }
     }
 
     /// What the feed-forward network adds, from its output.
@@ -316,8 +355,9 @@ impl Layer {
         index: usize,
         gradient: Tensor<3>,
     ) -> Result<GradientSource> {
-        let mixed = self.mixed(hidden.clone(), common, None, index, &mut Trace::off())?;
-        self.source_after(hidden, mixed, common, gradient)
+        let trace = &mut Trace::off();
+        let (hidden, normalised) = self.summed(hidden, common, None, index, trace)?;
+        self.source_after_sum(hidden, normalised, common, gradient)
     }
 
     /// As [`source`](Self::source), from the input and what was mixed of it.
@@ -328,17 +368,26 @@ impl Layer {
         common: Common,
         gradient: Tensor<3>,
     ) -> Result<GradientSource> {
-        let trace = &mut Trace::off();
+        let (hidden, normalised) = self.added(hidden, mixed, 0, &mut Trace::off())?;
+        self.source_after_sum(hidden, normalised, common, gradient)
+    }
+
+    fn source_after_sum(
+        &self,
+        hidden: Tensor<3>,
+        normalised: Tensor<3>,
+        common: Common,
+        gradient: Tensor<3>,
+    ) -> Result<GradientSource> {
         if self.post_mlp_layernorm.is_some() {
-            let output = self.after_mixing(hidden, mixed, common, 0, trace)?;
+            let output = self.after_sum(hidden, normalised, common, 0, &mut Trace::off())?;
             return Ok(GradientSource::new(output, gradient)?);
         }
-        let (hidden, normalised) = self.added(hidden, mixed, 0, trace)?;
         let source = self.mlp.source(normalised, common, gradient.clone())?;
         Ok(source.with(hidden, gradient)?)
     }
 
-    /// The sum with attention's output, and the input of the feed-forward network.
+    /// The sum with what is mixed of the input, and the input of the feed-forward network.
     pub(crate) fn attended(
         &self,
         hidden: Tensor<3>,
@@ -346,8 +395,7 @@ impl Layer {
         index: usize,
         trace: &mut Trace,
     ) -> Result<(Tensor<3>, Tensor<3>)> {
-        let mixed = self.mixed(hidden.clone(), common, None, index, trace)?;
-        self.added(hidden, mixed, index, trace)
+        self.summed(hidden, common, None, index, trace)
     }
 
     /// The normalised input, of what mixes tokens.
@@ -362,21 +410,38 @@ impl Layer {
         Ok(normalised)
     }
 
-    /// The output of what mixes tokens.
-    fn mixed(
+    /// As [`attended`](Self::attended), with a cache.
+    fn summed(
         &self,
         hidden: Tensor<3>,
         common: Common,
         cache: Option<&mut LayerCache>,
         index: usize,
         trace: &mut Trace,
-    ) -> Result<Tensor<3>> {
-        let normalised = self.input(hidden, index, trace)?;
-        match (&self.self_attn, &self.linear_attn) {
-            (_, Some(linear)) => linear.forward(normalised, common, cache, index, trace),
-            (Some(attention), None) => attention.forward(normalised, common, cache, index, trace),
-            (None, None) => Ok(normalised),
+    ) -> Result<(Tensor<3>, Tensor<3>)> {
+        let normalised = self.input(hidden.clone(), index, trace)?;
+        let mixed = match (&self.self_attn, &self.linear_attn) {
+            (_, Some(delta)) => Mixed::Delta(
+                delta,
+                delta.forward(normalised, common, cache, index, trace)?,
+            ),
+            (Some(attention), None) => Mixed::Attention(
+                attention,
+                attention.forward(normalised, common, cache, index, trace)?,
+            ),
+            (None, None) => return self.added(hidden, normalised, index, trace),
+        };
+        if self.post_self_attn_layernorm.is_some() {
+            return self.added(hidden, mixed.output(None, common.draw)?, index, trace);
         }
+        if trace.is_recording() {
+            // The output without the sum exists in no other pass.
+            let output = mixed.clone().output(None, common.draw)?;
+            trace.record(|| format!("attn.{index}.out"), &output);
+        }
+        let sum = mixed.output(Some(hidden), common.draw)?;
+        let normalised = self.post_attention_layernorm.forward(sum.clone())?;
+        Ok((sum, normalised))
     }
 
     /// The sum of the input and what was mixed of it, and the input of the feed-forward network.
@@ -505,6 +570,7 @@ impl SelfAttention {
         self.rotary.spec().head_dim()
     }
 
+    /// The heads' outputs, and the gate on them.
     fn forward(
         &self,
         hidden: Tensor<3>,
@@ -512,7 +578,7 @@ impl SelfAttention {
         cache: Option<&mut LayerCache>,
         index: usize,
         trace: &mut Trace,
-    ) -> Result<Tensor<3>> {
+    ) -> Result<(Tensor<3>, Option<Tensor<3>>)> {
         let ([q, k, v], gate) = self.project(hidden, common, index, trace)?;
         let [q, mut k, mut v] = [q, k, v].map(|x| x.swap_dims(1, 2));
         if let Some(cache) = cache {
@@ -520,7 +586,7 @@ impl SelfAttention {
         }
         let attended = attend(self.mask(common), q, k, v)?;
         trace.record(|| format!("mixed.{index}"), &attended);
-        self.output(attended, gate, common)
+        Ok((attended, gate))
     }
 
     /// q and k, rotated, and v, `[batch, seq, heads, head_dim]`, and the gate on the output.
@@ -546,17 +612,21 @@ impl SelfAttention {
         window.unwrap_or(common.attention)
     }
 
+    /// The output of the heads' outputs, or its sum with y.
     fn output(
         &self,
-        attended: Tensor<3>,
-        gate: Option<Tensor<3>>,
-        common: Common,
+        y: Option<Tensor<3>>,
+        (attended, gate): (Tensor<3>, Option<Tensor<3>>),
+        draw: Draw,
     ) -> Result<Tensor<3>> {
         let attended = match gate {
             Some(gate) => attended * sigmoid(gate),
             None => attended,
         };
-        self.o_proj.forward(attended, common.draw)
+        match y {
+            Some(y) => self.o_proj.forward_onto(y, attended, draw),
+            None => self.o_proj.forward(attended, draw),
+        }
     }
 
     /// The halves of `q_proj`'s heads if it also computes a gate, `[batch, seq, channels]`.
@@ -658,7 +728,8 @@ impl Mixing for SelfAttention {
                 let attended = self.of_tokens(mixed, part);
                 let (index, trace) = at;
                 trace.record(|| format!("mixed.{index}"), &attended);
-                let output = self.output(attended, from.kept.first().cloned(), common)?;
+                let gate = from.kept.first().cloned();
+                let output = self.output(None, (attended, gate), common.draw)?;
                 Ok(Stage::of(vec![output]))
             }
             _ => Err(VlmError::Walk(

@@ -6,7 +6,7 @@ use burn::module::{Module, Param, ParamId};
 use burn::nn::Initializer;
 use burn::tensor::activation::{sigmoid, softplus};
 use burn::tensor::{DType, Device, Distribution, Tensor};
-use burn_attention::{GatedDelta, Sequences, gated_delta_step, short_convolution, swiglu};
+use burn_attention::{GatedDelta, Sequences, gated_delta_step, short_convolution};
 
 use crate::config::DeltaConfig;
 use crate::error::{Result, VlmError};
@@ -68,7 +68,7 @@ impl DeltaAttention {
         }
     }
 
-    /// Attends. `common.recurrence` is that of the tokens of a prompt or step; `None` means one more
+    /// The outputs of the rule, and the gate on them. `common.recurrence` is that of the tokens of a prompt or step; `None` means one more
     /// token in each row, whose cache has the convolution's last inputs and the state.
     pub(crate) fn forward(
         &self,
@@ -77,7 +77,7 @@ impl DeltaAttention {
         cache: Option<&mut LayerCache>,
         index: usize,
         trace: &mut Trace,
-    ) -> Result<Tensor<3>> {
+    ) -> Result<(Tensor<4>, Tensor<3>)> {
         let Common {
             recurrence, draw, ..
         } = common;
@@ -122,7 +122,7 @@ impl DeltaAttention {
                 out.unsqueeze_dim::<4>(1)
             }
         };
-        self.output(out, z, draw)
+        Ok((out, z))
     }
 
     /// The input of the convolution, the gate on the output, and the rates.
@@ -154,13 +154,15 @@ impl DeltaAttention {
     }
 
     /// The output, from that of the rule and the gate on it.
-    fn output(&self, out: Tensor<4>, z: Tensor<3>, draw: Draw) -> Result<Tensor<3>> {
-        let config = &self.config;
-        let [rows, tokens, ..] = out.dims();
-        let z = z.reshape([rows, tokens, config.heads, config.value_dim]);
-        let gated = swiglu(z, self.norm.forward(out)?)?;
-        let gated = gated.reshape([rows, tokens, config.heads * config.value_dim]);
-        self.out_proj.forward(gated, draw)
+    /// The output of what [`forward`](Self::forward) returns, or its sum with y.
+    pub(crate) fn output(
+        &self,
+        y: Option<Tensor<3>>,
+        (out, z): (Tensor<4>, Tensor<3>),
+        draw: Draw,
+    ) -> Result<Tensor<3>> {
+        let normalised = self.norm.forward(out)?.reshape(z.dims());
+        self.out_proj.forward_gated([z, normalised], y, draw)
     }
 
     /// The logarithm of each token's decay, and its rate of writing, at least in f32.
@@ -267,7 +269,7 @@ impl Mixing for DeltaAttention {
             .rule([mixed, g, beta], before, false, part)?
             .cast(dtype);
         trace.record(|| format!("mixed.{index}"), &out);
-        Ok(Stage::of(vec![self.output(out, z, common.draw)?]))
+        Ok(Stage::of(vec![self.output(None, (out, z), common.draw)?]))
     }
 }
 

@@ -4,7 +4,7 @@ use burn::module::{Module, Param};
 use burn::nn::Initializer;
 use burn::tensor::activation::{sigmoid, silu};
 use burn::tensor::{DType, Device, Tensor};
-use burn_attention::{Attention, GradientSource, gelu, gelu_tanh, swiglu};
+use burn_attention::{Attention, GradientSource, gelu, gelu_tanh};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
@@ -95,7 +95,23 @@ impl FeedForwardConfig {
 
 impl FeedForward {
     pub(crate) fn forward<const D: usize>(&self, x: Tensor<D>, draw: Draw) -> Result<Tensor<D>> {
-        self.down_proj.forward(self.hidden(x, draw)?, draw)
+        match self.hidden(x, draw)? {
+            (Some(gate), up) => self.down_proj.forward_gated([gate, up], None, draw),
+            (None, hidden) => self.down_proj.forward(hidden, draw),
+        }
+    }
+
+    /// y and the output for x.
+    pub(crate) fn forward_onto<const D: usize>(
+        &self,
+        y: Tensor<D>,
+        x: Tensor<D>,
+        draw: Draw,
+    ) -> Result<Tensor<D>> {
+        match self.hidden(x, draw)? {
+            (Some(gate), up) => self.down_proj.forward_gated([gate, up], Some(y), draw),
+            (None, hidden) => self.down_proj.forward_onto(y, hidden, draw),
+        }
     }
 
     /// As [`Linear::source`].
@@ -105,11 +121,18 @@ impl FeedForward {
         draw: Draw,
         gradient: Tensor<D>,
     ) -> Result<GradientSource> {
-        self.down_proj.source(self.hidden(x, draw)?, draw, gradient)
+        match self.hidden(x, draw)? {
+            (Some(gate), up) => self.down_proj.source_gated([gate, up], draw, gradient),
+            (None, hidden) => self.down_proj.source(hidden, draw, gradient),
+        }
     }
 
-    /// The input of the last layer.
-    fn hidden<const D: usize>(&self, x: Tensor<D>, draw: Draw) -> Result<Tensor<D>> {
+    /// The input of the last layer: the second tensor, times silu of the first if there is one.
+    fn hidden<const D: usize>(
+        &self,
+        x: Tensor<D>,
+        draw: Draw,
+    ) -> Result<(Option<Tensor<D>>, Tensor<D>)> {
         let (gate, up) = match (&self.gate_proj, self.gate) {
             (Some(gate), _) => {
                 let layers = [gate, &self.up_proj];
@@ -125,9 +148,9 @@ impl FeedForward {
             (None, _) => (None, self.up_proj.forward(x, draw)?),
         };
         Ok(match (gate, self.activation) {
-            (Some(gate), Activation::Silu) => swiglu(gate, up)?,
-            (Some(gate), activation) => activation.apply(gate) * up,
-            (None, activation) => activation.apply(up),
+            (Some(gate), Activation::Silu) => (Some(gate), up),
+            (Some(gate), activation) => (None, activation.apply(gate) * up),
+            (None, activation) => (None, activation.apply(up)),
         })
     }
 

@@ -4,8 +4,9 @@ use burn::module::{Module, Param, ParamId};
 use burn::nn::LinearConfig;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_attention::{
-    GradientSource, adapted_linear_source, adapted_linears, concatenates_at_once, grouped_linear,
-    has_adapter_kernels, linear, linear_source, scaled_parts, wide_linear, wide_linear_source,
+    GradientSource, adapted_linear_source, adapted_linears, concatenates_at_once, gated_linear,
+    gated_linear_source, grouped_linear, has_adapter_kernels, linear, linear_source, scaled_parts,
+    swiglu, wide_linear, wide_linear_onto, wide_linear_source, wide_linears,
 };
 
 use crate::error::Result;
@@ -223,6 +224,54 @@ impl Linear {
         }
     }
 
+    /// y and the layer's output, in one product where the device has one for it.
+    pub(crate) fn forward_onto<const D: usize>(
+        &self,
+        y: Tensor<D>,
+        x: Tensor<D>,
+        draw: Draw,
+    ) -> Result<Tensor<D>> {
+        match (self.way(&x, draw), &self.bias) {
+            (Way::WideGradient, None) => Ok(wide_linear_onto(y, x, self.weight.val())?),
+            _ => Ok(y + self.forward(x, draw)?),
+        }
+    }
+
+    /// The output of silu(gate) * up, or its sum with y.
+    pub(crate) fn forward_gated<const D: usize>(
+        &self,
+        [gate, up]: [Tensor<D>; 2],
+        y: Option<Tensor<D>>,
+        draw: Draw,
+    ) -> Result<Tensor<D>> {
+        if self.takes_gated(&gate, draw) {
+            return Ok(gated_linear(gate, up, self.weight.val(), y)?);
+        }
+        let x = swiglu(gate, up)?;
+        match y {
+            Some(y) => self.forward_onto(y, x, draw),
+            None => self.forward(x, draw),
+        }
+    }
+
+    /// As [`source`](Self::source), of the layer's output of silu(gate) * up.
+    pub(crate) fn source_gated<const D: usize>(
+        &self,
+        [gate, up]: [Tensor<D>; 2],
+        draw: Draw,
+        gradient: Tensor<D>,
+    ) -> Result<GradientSource> {
+        if self.takes_gated(&gate, draw) {
+            return Ok(gated_linear_source(gate, up, self.weight.val(), gradient)?);
+        }
+        self.source(swiglu(gate, up)?, draw, gradient)
+    }
+
+    /// True if the gate is part of the layer's operation.
+    fn takes_gated<const D: usize>(&self, gate: &Tensor<D>, draw: Draw) -> bool {
+        matches!(self.way(gate, draw), Way::WideGradient) && self.bias.is_none()
+    }
+
     /// The source of the backward from the gradient of an output that nothing reads. Where it can,
     /// it does not compute the output.
     pub(crate) fn source<const D: usize>(
@@ -276,6 +325,11 @@ impl Linear {
         x: Tensor<D>,
         draw: Draw,
     ) -> Result<[Tensor<D>; N]> {
+        let is_wide = |layer: &Self| matches!(layer.way(&x, draw), Way::WideGradient);
+        if layers.into_iter().all(is_wide) {
+            let parts = |layer: &Self| (layer.weight.val(), layer.bias.as_ref().map(Param::val));
+            return Ok(wide_linears(x, layers.map(parts))?);
+        }
         let inputs = layers.map(|layer| match layer.way(&x, draw) {
             Way::Kernels(adapter) => {
                 let bias = layer.bias.as_ref().map(Param::val);

@@ -1,11 +1,13 @@
 //! The products of a layer with an adapter: the vendor's with results in f32, and a kernel that adds
 //! the adapter's term.
 
+use burn::backend::ops::{FloatTensorOps, ModuleOps};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{DType, Shape, TensorMetadata};
 use burn_attention::AdapterOps;
 use burn_attention::composed::adapter as composed;
 use burn_fused::like;
+use rope_ascend::aclnn::Number;
 use rope_ascend::rope::LowRankTerm;
 use rope_ascend::sys::CubeMath;
 
@@ -36,6 +38,19 @@ impl AdapterOps for Ascend {
         outputs.or_composed(outcome, composed).into()
     }
 
+    fn product_add(
+        y: FloatTensor<Self>,
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let outputs = Outputs::new(&y, [like(&y)]);
+        let outcome = product_onto(&y, &x, &weight).map_err(|refusal| (refusal, ()));
+        let [sum] = outputs.or_composed(outcome, |()| {
+            [Self::float_add(y, Self::linear(x, weight, None))]
+        });
+        sum
+    }
+
     fn adapter_gradient(h: FloatTensor<Self>, x: FloatTensor<Self>) -> FloatTensor<Self> {
         if !Types::FLOAT.contains(x.dtype()) {
             return composed::gradient::<Self>(h, x);
@@ -58,6 +73,37 @@ fn wide_product(x: &AscendTensor, y: &AscendTensor) -> AscendTensor {
         ops.batch_mm(x, y, out, CubeMath::KEEP_DTYPE)
     });
     views::reshape(product, &Shape::from([rows, columns]))
+}
+
+/// y + x · weight. Versions of the operator library that cannot add in f32 within the product round
+/// it before.
+fn product_onto(
+    y: &AscendTensor,
+    x: &AscendTensor,
+    weight: &AscendTensor,
+) -> Result<[AscendTensor; 1], Refusal> {
+    if !Types::FLOAT.contains(x.dtype()) {
+        return Err(Refusal::Limit);
+    }
+    let context = x.context()?;
+    let sum = AscendTensor::empty_in(context, y.shape(), y.dtype());
+    let maths = match x.dtype() {
+        DType::F32 => &[CubeMath::KEEP_DTYPE][..],
+        _ => &[CubeMath::USE_FP32_ADD, CubeMath::KEEP_DTYPE],
+    };
+    let one = Number::Float(1.0);
+    let mut done = Err(Refusal::Limit);
+    for math in maths {
+        let [y, x, weight, out] = launch::views([y, x, weight, &sum])?;
+        let operators = context.operators();
+        done = operators
+            .add_mm(y, x, weight, one, one, out, *math)
+            .map_err(Refusal::operator);
+        if !matches!(done, Err(Refusal::Limit)) {
+            break;
+        }
+    }
+    done.map(|()| [sum])
 }
 
 /// Adds the term to y, or to a copy if something else holds it.

@@ -10,8 +10,8 @@ use burn::backend::{
 };
 use burn::tensor::{FloatDType, Shape, Slice};
 use burn_attention::{
-    AdapterOps, Bias, GroupedLinearOp, GroupedLinearOps, RoutesOps, Sequences, ShortConvolutionOp,
-    ShortConvolutionOps, SwiGluOps,
+    AdapterOps, Bias, GatedLinearOps, GroupedLinearOp, GroupedLinearOps, RoutesOps, Sequences,
+    ShortConvolutionOp, ShortConvolutionOps, SwiGluOps,
 };
 
 use super::compare::{Tolerance, compare};
@@ -23,11 +23,11 @@ use super::suite::{Args, Failures, caught};
 
 /// A backend with the operations that are tested.
 pub(crate) trait Tested:
-    AdapterOps + GroupedLinearOps + RoutesOps + ShortConvolutionOps + SwiGluOps
+    GatedLinearOps + GroupedLinearOps + RoutesOps + ShortConvolutionOps
 {
 }
 
-impl<B: AdapterOps + GroupedLinearOps + RoutesOps + ShortConvolutionOps + SwiGluOps> Tested for B {}
+impl<B: GatedLinearOps + GroupedLinearOps + RoutesOps + ShortConvolutionOps> Tested for B {}
 
 type A<B> = Autodiff<B>;
 type Expression<B> = Box<dyn Fn(&mut Args<A<B>>) -> FloatTensor<A<B>>>;
@@ -284,7 +284,37 @@ fn expressions<B: Tested>(g: &mut Gradients<B>) {
             };
             let h = A::<B>::adapter_inner(factor(&a), x.clone());
             let factor = factor(&b);
-            A::<B>::adapted_linear(x, weight, bias, h, a, b, factor)
+            A::<B>::adapted_linear(x, weight, bias, h, a, b, factor, Bias::Absent)
+        });
+    }
+    for (rows, inputs, outputs, view) in [(5, 6, 7, Contiguous), (33, 40, 70, Transposed)] {
+        let matrices = [[rows, outputs], [rows, inputs], [inputs, outputs]];
+        let matrices = matrices.map(|shape| g.x(&shape, view, &UNIT));
+        g.push("linear layer onto a sum", matrices.into(), |a| {
+            A::<B>::wide_linear_onto(a.f(), a.f(), a.f())
+        });
+        // The second layer adds to the gradient of x that the first has computed, or the reverse.
+        let matrices = [[rows, inputs], [inputs, outputs], [inputs, outputs]];
+        let matrices = matrices.map(|shape| g.x(&shape, view, &UNIT));
+        g.push("linear layers of one x", matrices.into(), |a| {
+            let x = A::<B>::float_neg(a.f());
+            let mark = A::<B>::float_empty(Shape::new([1]), &x.device(), x.dtype().into());
+            let [first, second] = [a.f(), a.f()].map(|weight| {
+                let mark = Bias::Added(mark.clone());
+                A::<B>::wide_linear(x.clone(), weight, Bias::Absent, mark)
+            });
+            A::<B>::float_mul(first, second)
+        });
+        let inputs = [
+            [rows, inputs],
+            [rows, inputs],
+            [inputs, outputs],
+            [rows, outputs],
+        ];
+        let inputs = inputs.map(|shape| g.x(&shape, view, &UNIT));
+        g.push("gated linear layer onto a sum", inputs.into(), |a| {
+            let (gate, up, weight) = (a.f(), a.f(), a.f());
+            A::<B>::gated_linear(gate, up, weight, Bias::Added(a.f()))
         });
     }
     // Groups without rows, of one row, of one channel, and weights that are no dense tensors.

@@ -8,7 +8,7 @@ mod op;
 #[cfg(feature = "remote")]
 pub(crate) mod wire;
 
-use burn::backend::{Dispatch, DispatchDevice, TensorMetadata};
+use burn::backend::{Dispatch, DispatchDevice, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Device, Tensor};
 use burn_fused::{accumulator, expect};
 
@@ -121,6 +121,7 @@ pub fn adapted_linears<const D: usize, const N: usize>(
         return Err(AttentionError::NoChannels);
     }
     let is_joined = N > 1 && concatenates_at_once(&x.device());
+    let mark = mark_of(N, &x);
     let x = x.into_dispatch();
     let product = |factor: Tensor<2>| {
         let inner = Dispatch::adapter_inner(factor.into_dispatch(), x.clone());
@@ -141,7 +142,8 @@ pub fn adapted_linears<const D: usize, const N: usize>(
         let [weight, h, a, b, factor] =
             [weight, h, adapter.a, adapter.b, factor].map(Tensor::into_dispatch);
         let bias = Bias::from(bias.map(Tensor::into_dispatch));
-        let y = Dispatch::adapted_linear(x.clone(), weight, bias, h, a, b, factor);
+        let mark = Bias::from(mark.clone());
+        let y = Dispatch::adapted_linear(x.clone(), weight, bias, h, a, b, factor, mark);
         Tensor::<2>::from_dispatch(y).reshape(out)
     }))
 }
@@ -159,14 +161,100 @@ pub fn wide_linear<const D: usize>(
     weight: Tensor<2>,
     bias: Option<Tensor<1>>,
 ) -> Result<Tensor<D>> {
+    let [y] = wide_linears(x, [(weight, bias)])?;
+    Ok(y)
+}
+
+/// Computes several [`wide_linear`] layers with one x. Where the device can, a product adds its part
+/// of the gradient of x to that of another, and the sum is rounded once.
+///
+/// # Shapes
+/// As [`wide_linear`].
+///
+/// # Errors
+/// Those of [`wide_linear`].
+pub fn wide_linears<const D: usize, const N: usize>(
+    x: Tensor<D>,
+    layers: [(Tensor<2>, Option<Tensor<1>>); N],
+) -> Result<[Tensor<D>; N]> {
+    let shape = x.dims();
+    let x = rows_of(x)?;
+    for (weight, bias) in &layers {
+        check_linear(&x, weight, bias.as_ref())?;
+    }
+    let mark = mark_of(N, &x);
+    let x = x.into_dispatch();
+    Ok(layers.map(|(weight, bias)| {
+        let mut out = shape;
+        out[D - 1] = weight.dims()[1];
+        let [bias, mark] = [bias.map(Tensor::into_dispatch), mark.clone()].map(Bias::from);
+        let y = Dispatch::wide_linear(x.clone(), weight.into_dispatch(), bias, mark);
+        Tensor::<2>::from_dispatch(y).reshape(out)
+    }))
+}
+
+/// Computes y + x weight, with the gradients of [`wide_linear`]. Where the device can, the sum is
+/// rounded once.
+///
+/// # Shapes
+/// x: `[.., inputs]`; weight: `[inputs, outputs]`; y, out: `[.., outputs]`, all of one type
+///
+/// # Errors
+/// Those of [`wide_linear`]; [`Shapes`](AttentionError::Shapes).
+///
+/// # Example
+/// ```
+/// use burn::tensor::{Device, Tensor};
+///
+/// let device = Device::flex();
+/// let [y, x, weight] = [1.0, 2.0, 3.0].map(|x| Tensor::<2>::from_floats([[x]], &device));
+/// let sum = burn_attention::wide_linear_onto(y, x, weight)?;
+/// assert_eq!(sum.into_scalar::<f32>(), 7.0);
+/// # Ok::<(), burn_attention::AttentionError>(())
+/// ```
+pub fn wide_linear_onto<const D: usize>(
+    y: Tensor<D>,
+    x: Tensor<D>,
+    weight: Tensor<2>,
+) -> Result<Tensor<D>> {
     let mut shape = x.dims();
     shape[D - 1] = weight.dims()[1];
     let x = rows_of(x)?;
-    check_linear(&x, &weight, bias.as_ref())?;
-    let bias = Bias::from(bias.map(Tensor::into_dispatch));
-    let (x, weight) = (x.into_dispatch(), weight.into_dispatch());
-    let y = Tensor::<2>::from_dispatch(Dispatch::wide_linear(x, weight, bias));
-    Ok(y.reshape(shape))
+    check_linear(&x, &weight, None)?;
+    let y = base_of(y, shape, &x)?;
+    let [y, x, weight] = [y, x, weight].map(Tensor::into_dispatch);
+    let sum = Dispatch::wide_linear_onto(y, x, weight);
+    Ok(Tensor::<2>::from_dispatch(sum).reshape(shape))
+}
+
+/// A tensor that a product is added to, as rows. `shape` is that of the product.
+///
+/// # Errors
+/// [`AttentionError::Shapes`], [`AttentionError::Op`].
+pub(crate) fn base_of<const D: usize>(
+    y: Tensor<D>,
+    shape: [usize; D],
+    x: &Tensor<2>,
+) -> Result<Tensor<2>> {
+    let first = x.clone().into_dispatch();
+    expect("y", &y.clone().into_dispatch(), x.dtype(), &first)?;
+    if y.dims() != shape {
+        return Err(AttentionError::Shapes {
+            left: "y",
+            right: "the product",
+            left_shape: y.dims().to_vec(),
+            right_shape: shape.to_vec(),
+        });
+    }
+    rows_of(y)
+}
+
+/// The mark of several layers with one x: [`AdapterOps::wide_linear`].
+fn mark_of(layers: usize, x: &Tensor<2>) -> Option<DispatchTensor> {
+    let device = x.device();
+    let has_graph = matches!(device.as_dispatch(), DispatchDevice::Autodiff(_));
+    let mark = || Tensor::<1>::empty([1], (&device, x.dtype())).into_dispatch();
+    (layers > 1 && has_graph).then(mark)
 }
 
 /// As [`linear_source`](crate::linear_source), of a [`wide_linear`] layer.
@@ -225,11 +313,15 @@ pub fn adapted_linear_source<const D: usize>(
 ///
 /// # Errors
 /// [`AttentionError::NoChannels`].
-fn rows_of<const D: usize>(x: Tensor<D>) -> Result<Tensor<2>> {
+pub(crate) fn rows_of<const D: usize>(x: Tensor<D>) -> Result<Tensor<2>> {
     let shape = x.dims();
     let rows = shape[..D - 1].iter().product();
     if rows == 0 || shape[D - 1] == 0 {
         return Err(AttentionError::NoChannels);
+    }
+    // Without a node in the graph, several passes may go back to a leaf.
+    if D == 2 {
+        return Ok(Tensor::from_dispatch(x.into_dispatch()));
     }
     Ok(x.reshape([rows, shape[D - 1]]))
 }
@@ -287,7 +379,11 @@ fn expect_matrix(
     Ok(())
 }
 
-fn check_linear(x: &Tensor<2>, weight: &Tensor<2>, bias: Option<&Tensor<1>>) -> Result<()> {
+pub(crate) fn check_linear(
+    x: &Tensor<2>,
+    weight: &Tensor<2>,
+    bias: Option<&Tensor<1>>,
+) -> Result<()> {
     let outputs = weight.dims()[1];
     if outputs == 0 {
         return Err(AttentionError::NoChannels);

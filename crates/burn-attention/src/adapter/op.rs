@@ -62,6 +62,16 @@ operation! {
             Self::adapter_add(Self::linear(x, weight, Some(bias)), h, b)
         }
 
+        /// Computes y + x weight, rounded once where the device can.
+        #[fusion(default)]
+        fn product_add(
+            y: FloatTensor<Self>,
+            x: FloatTensor<Self>,
+            weight: FloatTensor<Self>,
+        ) -> FloatTensor<Self> {
+            Self::float_add(y, Self::linear(x, weight, None))
+        }
+
         /// Computes h x: the gradient of b from h and the output's gradient, of a, or of a weight.
         /// `h`: `[rank, rows]`, in the type of `x`; the result is in that of b.
         #[fusion(meta = |h, x| wide_matrix([h.shape[0], x.shape[1]], x.dtype))]
@@ -70,13 +80,27 @@ operation! {
         }
 
         /// Computes x weight + bias. The gradient of the weight is in f32, or f64 for f64 tensors.
+        /// `mark` is of the layers with this x alone, whose gradients of it are summed by
+        /// [`product_add`](Self::product_add).
         #[fusion(default)]
         fn wide_linear(
             x: FloatTensor<Self>,
             weight: FloatTensor<Self>,
             #[extension_type] bias: Bias<Self>,
+            #[extension_type] mark: Bias<Self>,
         ) -> FloatTensor<Self> {
+            let _of_backward = mark;
             Self::linear(x, weight, bias.into_option())
+        }
+
+        /// Computes y + x weight with the gradients of [`wide_linear`](Self::wide_linear).
+        #[fusion(default)]
+        fn wide_linear_onto(
+            y: FloatTensor<Self>,
+            x: FloatTensor<Self>,
+            weight: FloatTensor<Self>,
+        ) -> FloatTensor<Self> {
+            Self::product_add(y, x, weight)
         }
 
         /// Returns any number in the place of x weight + bias; its backward starts from the
@@ -93,7 +117,8 @@ operation! {
         }
 
         /// Computes x weight + bias + h^T b. `factor` is that of the gradient of h, as h = factor'
-        /// x^T is that of a.
+        /// x^T is that of a. `mark` is as in [`wide_linear`](Self::wide_linear).
+        #[allow(clippy::too_many_arguments, reason = "the macro reads tensors one by one")]
         #[fusion(default)]
         fn adapted_linear(
             x: FloatTensor<Self>,
@@ -103,8 +128,9 @@ operation! {
             a: FloatTensor<Self>,
             b: FloatTensor<Self>,
             factor: FloatTensor<Self>,
+            #[extension_type] mark: Bias<Self>,
         ) -> FloatTensor<Self> {
-            let _of_backward = (a, factor);
+            let _of_backward = (a, factor, mark);
             match bias.into_option() {
                 Some(bias) => Self::adapter_add_biased(x, weight, bias, h, b).0,
                 None => Self::adapter_add(Self::linear(x, weight, None), h, b).0,

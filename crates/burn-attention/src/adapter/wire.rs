@@ -10,6 +10,7 @@ use super::op::AdapterOps;
 const INNER: &str = "adapter.inner";
 const ADD: &str = "adapter.add";
 const GRADIENT: &str = "adapter.gradient";
+const PRODUCT_ADD: &str = "adapter.product_add";
 
 type Plain = NoNumbers<OpError>;
 
@@ -42,6 +43,16 @@ impl AdapterOps for Remote {
         let gradient = (Shape::new([size(&h, 0), size(&x, 1)]), wide(&x));
         let [gradient] = send(GRADIENT, &Plain::default(), vec![h, x], [gradient]);
         gradient
+    }
+
+    fn product_add(
+        y: FloatTensor<Self>,
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let sum = like(&y);
+        let [sum] = send(PRODUCT_ADD, &Plain::default(), vec![y, x, weight], [sum]);
+        sum
     }
 }
 
@@ -102,6 +113,18 @@ mod server {
                 expect_shape("h", h, (&shape, x.dtype()), x)
             },
             |_, [h, x]| [B::adapter_gradient(h, x)],
+        );
+        handle(
+            operations,
+            PRODUCT_ADD,
+            |_: &Plain, [y, x, weight]: &[_; 3]| {
+                expect_matrix("x", x)?;
+                expect_matrix("the weight", weight)?;
+                let (inputs, outputs) = (size(x, 1), size(weight, 1));
+                expect_shape("the weight", weight, (&[inputs, outputs], x.dtype()), x)?;
+                expect_shape("y", y, (&[size(x, 0), outputs], x.dtype()), x)
+            },
+            |_, [y, x, weight]| [B::product_add(y, x, weight)],
         );
     }
 }

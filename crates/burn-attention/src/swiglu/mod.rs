@@ -7,6 +7,7 @@ mod cube;
 #[cfg(feature = "flex")]
 mod flex;
 mod halves;
+mod linear;
 mod op;
 #[cfg(feature = "remote")]
 pub(crate) mod wire;
@@ -19,6 +20,7 @@ use crate::backends;
 use crate::error::{AttentionError, Result};
 
 pub use halves::{SwiGluHalvesOps, swiglu_halves};
+pub use linear::{GatedLinearOps, gated_linear, gated_linear_source};
 pub use op::SwiGluOps;
 
 /// Computes silu(gate) * up with silu(x) = x / (1 + e^-x), the activation of a gated feed-forward

@@ -26,5 +26,17 @@ operation! {
         ) -> (FloatTensor<Self>, FloatTensor<Self>) {
             composed::backward::<Self>(gate, up, gradient)
         }
+
+        /// Computes the gradients of gate and up, and the output again.
+        #[fusion(default)]
+        fn swiglu_backward_with_output(
+            gate: FloatTensor<Self>,
+            up: FloatTensor<Self>,
+            gradient: FloatTensor<Self>,
+        ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+            let out = Self::swiglu_forward(gate.clone(), up.clone());
+            let (dgate, dup) = Self::swiglu_backward(gate, up, gradient);
+            (dgate, dup, out)
+        }
     }
 }

@@ -260,15 +260,15 @@ pub(super) struct DenseTiling {
     pub(super) reserved: u32,
 }
 
-/// Argument block of `rope_swiglu_*`, with y, and of `rope_swiglu_grad_*`, with dy and the
-/// gradients of gate and up.
+/// Argument block of `rope_swiglu_*`, with y, and of `rope_swiglu_grad_*`, with dy, the gradients of
+/// gate and up, and y or 0.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SwiGluArgs {
     pub(super) gate: u64,
     pub(super) up: u64,
     pub(super) gradient: u64,
-    pub(super) outputs: [u64; 2],
+    pub(super) outputs: [u64; 3],
     pub(super) tiling: DenseTiling,
 }
 
@@ -418,7 +418,7 @@ unsafe impl ArgumentBlock for LowRankArgs {
 
 // SAFETY: as above.
 unsafe impl ArgumentBlock for SwiGluArgs {
-    const ADDRESSES: usize = 5;
+    const ADDRESSES: usize = 6;
     const CORES: Cores = Cores::Vector;
 }
 

@@ -89,11 +89,20 @@ pub struct GateBackward<'a> {
     /// The gated values.
     pub up: MemoryPart<&'a DeviceMemory>,
     /// The gradient of the output.
-    pub gradient: MemoryPart<&'a DeviceMemory>,
+    pub gradient: OutputGradient<'a>,
     /// Receives the gradient of the gate.
     pub gate_gradient: MemoryPart<&'a mut DeviceMemory>,
     /// Receives the gradient of the gated values.
     pub up_gradient: MemoryPart<&'a mut DeviceMemory>,
+}
+
+/// The gradient of a [`Gate`]'s output.
+#[derive(Debug)]
+pub enum OutputGradient<'a> {
+    /// It stays as it is.
+    Kept(MemoryPart<&'a DeviceMemory>),
+    /// The output, computed again, replaces it.
+    Replaced(MemoryPart<&'a mut DeviceMemory>),
 }
 
 /// A short causal convolution of each channel with SiLU, or its backward.
@@ -257,6 +266,7 @@ impl LayerKernels {
                     .y
                     .address(OP, "y", element, elements, &self.stream)?,
                 0,
+                0,
             ],
             tiling: DenseTiling::default(),
         };
@@ -282,14 +292,23 @@ impl LayerKernels {
             up_gradient,
         } = request;
         let stream = &self.stream;
+        let name = "the gradient";
+        let (gradient, output) = match gradient {
+            OutputGradient::Kept(part) => (part.address(OP, name, element, elements, stream)?, 0),
+            OutputGradient::Replaced(part) => {
+                let address = part.address(OP, name, element, elements, stream)?;
+                (address, address)
+            }
+        };
         let outputs = [
             gate_gradient.address(OP, "the gate's gradient", element, elements, stream)?,
             up_gradient.address(OP, "up's gradient", element, elements, stream)?,
+            output,
         ];
         let args = SwiGluArgs {
             gate: gate.address(OP, "the gate", element, elements, stream)?,
             up: up.address(OP, "up", element, elements, stream)?,
-            gradient: gradient.address(OP, "the gradient", element, elements, stream)?,
+            gradient,
             outputs,
             tiling: DenseTiling::default(),
         };
@@ -553,7 +572,7 @@ impl LayerKernels {
             reserved: 0,
         };
         let kernel = format!("rope_{kernel}_{}", element.name());
-        // SAFETY: `SwiGluArgs` is `repr(C)`: five eight-byte addresses and a tiling of 16 bytes
+        // SAFETY: `SwiGluArgs` is `repr(C)`: six eight-byte addresses and a tiling of 16 bytes
         // whose fields leave no gap, and mirrors the kernel's parameters (asserted in args.rs and
         // rope_tiling.h). The addresses are those of memory of this stream, checked to hold their
         // tensors, or 0 where the kernel uses none. The kernels live until `Drop` has synchronised

@@ -24,7 +24,7 @@ pub use delta::{DeltaGradient, DeltaLocal, DeltaPrepare, DeltaSizes};
 pub(crate) use kernel_files::CACHE_VARIABLE;
 pub use kernels::Kernels;
 pub use layer::{
-    Gate, GateBackward, LayerKernels, LowRankTerm, MemoryPart, ShortConvolution,
+    Gate, GateBackward, LayerKernels, LowRankTerm, MemoryPart, OutputGradient, ShortConvolution,
     ShortConvolutionGradients, Update,
 };
 pub use norm::{ChannelWeights, NormBackward, NormBackwardTensor, NormRotation, NormTensor};

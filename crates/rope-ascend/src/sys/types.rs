@@ -203,6 +203,8 @@ pub struct CubeMath(pub i8);
 impl CubeMath {
     /// Computes in the type of the operands.
     pub const KEEP_DTYPE: Self = Self(0);
+    /// Adds to products of 16 bits in f32, in one kernel.
+    pub const USE_FP32_ADD: Self = Self(4);
 }
 
 spell! { CubeMath => "int8_t" }

@@ -2,8 +2,8 @@
 
 use rope_ascend::AscendError;
 use rope_ascend::rope::{
-    Gate, GateBackward, KernelType, LayerKernels, LowRankTerm, MemoryPart, ShortConvolution,
-    ShortConvolutionGradients, Update, UpdateFactors,
+    Gate, GateBackward, KernelType, LayerKernels, LowRankTerm, MemoryPart, OutputGradient,
+    ShortConvolution, ShortConvolutionGradients, Update, UpdateFactors,
 };
 use rope_ascend::safe::{DeviceBuffer, DeviceMemory};
 
@@ -140,7 +140,7 @@ pub fn gate<T: Number>(bench: &Bench, kernels: &LayerKernels, count: usize) -> R
     // Gates from where the sigmoid is 0 to where it is 1.
     let [gate, up, dy] = [tensor(4, 60.0), tensor(5, 2.0), tensor(6, 2.0)];
     let upload = |x: &[T]| stream.upload(x).map_err(text);
-    let (gates, ups, dys) = (upload(&gate)?, upload(&up)?, upload(&dy)?);
+    let (gates, ups) = (upload(&gate)?, upload(&up)?);
     let mut y = upload(&gate)?;
     kernels
         .gate(Gate {
@@ -151,25 +151,29 @@ pub fn gate<T: Number>(bench: &Bench, kernels: &LayerKernels, count: usize) -> R
             y: part_mut(&mut y),
         })
         .map_err(text)?;
-    let (mut gate_gradient, mut up_gradient) = (upload(&gate)?, upload(&up)?);
-    kernels
-        .gate_backward(GateBackward {
-            element: T::TYPE,
-            elements: count,
-            gate: part(&gates),
-            up: part(&ups),
-            gradient: part(&dys),
-            gate_gradient: part_mut(&mut gate_gradient),
-            up_gradient: part_mut(&mut up_gradient),
-        })
-        .map_err(text)?;
-    stream.synchronize().map_err(text)?;
-    let download = |x| stream.download(x).map_err(text);
-    let found = [
-        download(&y)?,
-        download(&gate_gradient)?,
-        download(&up_gradient)?,
-    ];
+    let mut found = vec![stream.download(&y).map_err(text)?];
+    // The gradient stays, then the output replaces it.
+    for replaces in [false, true] {
+        let (mut gate_gradient, mut up_gradient) = (upload(&gate)?, upload(&up)?);
+        let mut gradient = upload(&dy)?;
+        kernels
+            .gate_backward(GateBackward {
+                element: T::TYPE,
+                elements: count,
+                gate: part(&gates),
+                up: part(&ups),
+                gradient: match replaces {
+                    false => OutputGradient::Kept(part(&gradient)),
+                    true => OutputGradient::Replaced(part_mut(&mut gradient)),
+                },
+                gate_gradient: part_mut(&mut gate_gradient),
+                up_gradient: part_mut(&mut up_gradient),
+            })
+            .map_err(text)?;
+        for results in [&gate_gradient, &up_gradient, &gradient] {
+            found.push(stream.download(results).map_err(text)?);
+        }
+    }
     for index in 0..gate.len() {
         let inside = (MARGIN..MARGIN + count).contains(&index);
         let [g, u, d] = [&gate, &up, &dy].map(|x| x[index].wide());
@@ -177,9 +181,10 @@ pub fn gate<T: Number>(bench: &Bench, kernels: &LayerKernels, count: usize) -> R
         // The slope is a difference of terms.
         let terms = (1.0 + d.abs()) * s * (1.0 + g.abs()) * (1.0 + u.abs());
         let expected = if inside {
-            [g * s * u, d * (s + g * s * (1.0 - s)) * u, d * g * s]
+            let (y, dgate, dup) = (g * s * u, d * (s + g * s * (1.0 - s)) * u, d * g * s);
+            [y, dgate, dup, d, dgate, dup, y]
         } else {
-            [g, g, u]
+            [g, g, u, d, g, u, d]
         };
         for (found, expected) in found.iter().zip(expected) {
             let bound = 1e-6 * (terms + 1e-4) + T::half_ulp(expected) * 1.01;
