@@ -197,10 +197,16 @@ impl Real for f32 {
 
     fn exponentials(row: &mut [Self], shift: Self) -> Self {
         #[cfg(target_arch = "x86_64")]
-        if std::arch::is_x86_feature_detected!("avx2") {
-            #[allow(unsafe_code, reason = "the function is compiled with AVX2")]
-            // SAFETY: the processor has AVX2, which was just detected.
-            return unsafe { exponentials_avx2(row, shift) };
+        #[allow(unsafe_code, reason = "the functions are compiled with wider vectors")]
+        {
+            if std::arch::is_x86_feature_detected!("avx512f") {
+                // SAFETY: the processor has AVX-512F, which was just detected.
+                return unsafe { exponentials_avx512(row, shift) };
+            }
+            if std::arch::is_x86_feature_detected!("avx2") {
+                // SAFETY: the processor has AVX2, which was just detected.
+                return unsafe { exponentials_avx2(row, shift) };
+            }
         }
         exponentials(row, shift)
     }
@@ -210,6 +216,13 @@ impl Real for f32 {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 fn exponentials_avx2(row: &mut [f32], shift: f32) -> f32 {
+    exponentials(row, shift)
+}
+
+/// As [`exponentials_avx2`].
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+fn exponentials_avx512(row: &mut [f32], shift: f32) -> f32 {
     exponentials(row, shift)
 }
 
