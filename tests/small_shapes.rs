@@ -11,9 +11,10 @@ use burn::tensor::{DType, Device, Int, Tensor};
 use burn_attention::{
     AdamWOp, Adapter, Attention, AttentionMask, CrossEntropy, GatedDelta, GradientSource,
     MaskRules, Routes, Sequences, Window, adamw, adapted_linear_source, adapted_linears,
-    backward_from, gated_delta_step, gated_linear, gated_linear_source, grouped_linear, layer_norm,
-    linear, linear_source, rms_norm, routed_rows, routed_sum, short_convolution, stand_in, swiglu,
-    swiglu_halves, wide_linear, wide_linear_onto, wide_linear_source, wide_linears,
+    backward_from, divided, flattened, gated_delta_step, gated_linear, gated_linear_source,
+    grouped_linear, layer_norm, linear, linear_source, reshaped, rms_norm, routed_rows, routed_sum,
+    short_convolution, stand_in, swiglu, swiglu_halves, wide_linear, wide_linear_onto,
+    wide_linear_source, wide_linears,
 };
 use rope_burn::rope_core::{Layout, Pairing, Positions, RotarySpec};
 use rope_burn::{Implementation, NormRotaryConfig, Rotary, RotaryAngles, RotaryConfig};
@@ -312,6 +313,21 @@ const FUNCTIONS: &[Function] = &[
     ("burn-attention swiglu", |random| {
         let out = swiglu(random.tensor([2, 3]), random.tensor([2, 3]));
         out.is_ok_and(|out| goes_back(&[out]))
+    }),
+    ("burn-attention flattened", |random| {
+        let tensors = vec![random.tensor([2, 3]).inner(), random.tensor([4, 1]).inner()];
+        let flat = flattened(tensors.into_iter().map(Tensor::into_dispatch).collect());
+        flat.iter().all(|x| x.to_data().num_elements() < 1000)
+    }),
+    ("burn-attention divided", |random| {
+        let flat = random.tensor([6]).inner();
+        let parts = divided(flat, &[[1, 2], [2, 2]]);
+        parts.is_ok_and(|parts| parts.iter().all(|x| x.to_data().num_elements() > 0))
+    }),
+    ("burn-attention reshaped", |random| {
+        let tensors = vec![random.tensor([6]).inner(), random.tensor([2]).inner()];
+        let shapes = vec![[2, 3].into(), [2, 1, 1].into()];
+        reshaped(tensors, shapes).is_ok_and(|parts| parts.len() == 2)
     }),
     ("burn-attention adamw", |random| {
         let mut number = |usual| random.of(&[usual, usual, usual, 0.0, 1.0, -1.0, f64::NAN]);

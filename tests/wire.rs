@@ -237,6 +237,13 @@ fn calls() -> Vec<Call> {
             &[&dq, &dq, &dv, &dg, &dg],
             &delta,
         ),
+        // Version; two views: the first tensor whole, and a row of the second.
+        call(
+            "views.take",
+            &[&tokens, &half],
+            &[&(vec![40], DType::BF16), &f32(&[1, 8])],
+            &ints(&[1, 2, 0, 0, 1, 40, 1, 8, 2, 1, 8]),
+        ),
         call(
             "swiglu.forward",
             &[&tokens, &tokens],

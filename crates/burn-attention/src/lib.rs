@@ -28,6 +28,7 @@ mod rows;
 mod sequences;
 mod short_convolution;
 mod swiglu;
+mod views;
 
 pub use adamw::{
     AdamWFactors, AdamWOp, AdamWOps, AdamWRounded, AdamWUpdate, SQUARES, adamw, square_sums,
@@ -58,6 +59,7 @@ pub use swiglu::{
     GatedLinearOps, SwiGluHalvesOps, SwiGluOps, gated_linear, gated_linear_source, swiglu,
     swiglu_halves,
 };
+pub use views::{divided, flattened, reshaped};
 
 /// The operations composed of ordinary tensor operations, for backends whose kernels have limits.
 pub mod composed {

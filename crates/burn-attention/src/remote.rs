@@ -14,6 +14,7 @@ use crate::rms_norm::{self, RmsNormOps};
 use crate::routes::{self, RoutesOps};
 use crate::short_convolution::{self, ShortConvolutionOps};
 use crate::swiglu::{self, SwiGluOps};
+use crate::views;
 
 /// A backend that can run this crate's operations in a server.
 pub trait ServedOps:
@@ -61,4 +62,5 @@ pub fn register<B: ServedOps>(operations: &mut CustomOpRegistry<B>) {
     routes::wire::register(operations);
     short_convolution::wire::register(operations);
     swiglu::wire::register(operations);
+    views::wire::register(operations);
 }

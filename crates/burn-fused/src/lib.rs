@@ -25,6 +25,7 @@ pub use node::{Gradients, node, parts, sibling_node};
 #[cfg(feature = "remote")]
 pub use wire::{
     NoNumbers, Reader, WireOp, Writer, decode, encode, expect_rank, expect_shape, like, send,
+    send_all,
 };
 #[cfg(feature = "remote-server")]
 pub use wire::{Operands, handle, handle_with_indices};

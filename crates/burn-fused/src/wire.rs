@@ -239,14 +239,26 @@ pub fn send<O: WireOp, const N: usize>(
     inputs: Vec<FloatTensor<Remote>>,
     outputs: [(Shape, DType); N],
 ) -> [FloatTensor<Remote>; N] {
-    let client = CustomOpClient::new(&inputs[0].device());
-    let outputs =
-        outputs.map(|(shape, dtype)| TensorIr::uninit(client.create_empty_handle(), shape, dtype));
-    let inputs: Vec<TensorIr> = inputs.into_iter().map(|tensor| tensor.into_ir()).collect();
-    let sent = client.register(CustomOpIr::with_scalars(id, &inputs, &outputs, encode(op)));
+    let sent = send_all(id, op, inputs, outputs.into());
     let count = sent.len();
     sent.try_into()
         .unwrap_or_else(|_| panic!("{id} has {N} outputs, the client registered {count}"))
+}
+
+/// As [`send`], of a number of outputs known only at run time.
+pub fn send_all<O: WireOp>(
+    id: &'static str,
+    op: &O,
+    inputs: Vec<FloatTensor<Remote>>,
+    outputs: Vec<(Shape, DType)>,
+) -> Vec<FloatTensor<Remote>> {
+    let client = CustomOpClient::new(&inputs[0].device());
+    let outputs = outputs.into_iter();
+    let outputs: Vec<TensorIr> = outputs
+        .map(|(shape, dtype)| TensorIr::uninit(client.create_empty_handle(), shape, dtype))
+        .collect();
+    let inputs: Vec<TensorIr> = inputs.into_iter().map(|tensor| tensor.into_ir()).collect();
+    client.register(CustomOpIr::with_scalars(id, &inputs, &outputs, encode(op)))
 }
 
 #[cfg(feature = "remote-server")]
@@ -257,7 +269,7 @@ mod server {
 
     use super::*;
 
-    /// The tensors of an operation: an array, or an array and one that may be absent.
+    /// The tensors of an operation: an array, an array and one that may be absent, or any number.
     pub trait Operands<T>: Sized {
         /// Splits the list of an operation's tensors.
         ///
@@ -273,6 +285,12 @@ mod server {
                 expected: N.to_string(),
                 found: tensors.len().to_string(),
             })
+        }
+    }
+
+    impl<T> Operands<T> for Vec<T> {
+        fn divide(tensors: Vec<T>) -> Result<Self, OpError> {
+            Ok(tensors)
         }
     }
 

@@ -4,9 +4,10 @@ use burn::module::{Module, Param, ParamId};
 use burn::nn::LinearConfig;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_attention::{
-    GradientSource, adapted_linear_source, adapted_linears, concatenates_at_once, gated_linear,
-    gated_linear_source, grouped_linear, has_adapter_kernels, linear, linear_source, scaled_parts,
-    swiglu, wide_linear, wide_linear_onto, wide_linear_source, wide_linears,
+    GradientSource, adapted_linear_source, adapted_linears, concatenates_at_once, divided,
+    flattened, gated_linear, gated_linear_source, grouped_linear, has_adapter_kernels, linear,
+    linear_source, scaled_parts, swiglu, wide_linear, wide_linear_onto, wide_linear_source,
+    wide_linears,
 };
 
 use crate::error::Result;
@@ -388,44 +389,36 @@ pub(crate) fn prepare(mut linears: Vec<&mut Linear>, wide_gradients: bool) {
             .iter()
             .map(move |(_, adapter)| which(adapter).val().detach())
     };
-    let matrices: Vec<Tensor<2>> = matrices(|x| &x.a).chain(matrices(|x| &x.b)).collect();
+    let matrices = matrices(|x| &x.a).chain(matrices(|x| &x.b));
+    let has_graph = device.is_autodiff();
+    let matrices = matrices.map(|x| if has_graph { x.inner() } else { x });
+    let matrices: Vec<Tensor<2>> = matrices.collect();
     let dims: Vec<[usize; 2]> = matrices.iter().map(Tensor::dims).collect();
-    let flat = matrices.into_iter().map(|matrix| {
-        let elements = matrix.dims().iter().product::<usize>();
-        matrix.reshape([elements])
-    });
-    let flat = Tensor::cat(flat.collect(), 0);
-    let elements = dims.iter().map(|[rows, columns]| rows * columns);
-    let starts: Vec<usize> = elements
-        .clone()
-        .scan(0, |end, elements| {
-            Some(std::mem::replace(end, *end + elements))
-        })
-        .collect();
+    let flat = flattened(matrices.into_iter().map(Tensor::into_dispatch).collect());
+    let flat = Tensor::cat(flat, 0);
     let [count] = flat.dims();
     let scaled = scaled_parts(flat.unsqueeze(), scale, dtype);
     let parts = scaled.dims()[0];
+    let scaled = scaled.reshape([parts * count]);
     // The parts of a matrix one after the other.
     let scaled = if dtype == wide {
-        scaled.reshape([count])
-    } else {
-        let part = |part: usize| scaled.clone().narrow(0, part, 1).reshape([count]);
-        let parts: Vec<Tensor<1>> = (0..parts).map(part).collect();
-        let pieces = starts.iter().zip(elements).flat_map(|(start, elements)| {
-            parts
-                .iter()
-                .map(move |part| part.clone().slice(*start..start + elements))
-        });
-        Tensor::cat(pieces.collect(), 0)
-    };
-    let mut factors = starts.iter().zip(&dims).map(|(start, [rows, columns])| {
-        let elements = rows * columns;
-        let range = parts * start..parts * (start + elements);
         scaled
-            .clone()
-            .slice(range)
-            .reshape([parts * rows, *columns])
-    });
+    } else {
+        let lengths = dims.iter().map(|[rows, columns]| [rows * columns]);
+        let lengths: Vec<[usize; 1]> = lengths.cycle().take(parts * dims.len()).collect();
+        let pieces = divided(scaled, &lengths).expect("the parts of all matrices");
+        let mut by_matrix = Vec::new();
+        for matrix in 0..dims.len() {
+            by_matrix.extend(pieces.iter().skip(matrix).step_by(dims.len()).cloned());
+        }
+        drop(pieces);
+        Tensor::cat(by_matrix, 0)
+    };
+    let shapes = dims.iter().map(|[rows, columns]| [parts * rows, *columns]);
+    let shapes: Vec<[usize; 2]> = shapes.collect();
+    let factors = divided(scaled, &shapes).expect("the parts of all matrices");
+    let outer = |x| if has_graph { Tensor::from_inner(x) } else { x };
+    let mut factors = factors.into_iter().map(outer);
     let of_a: Vec<Tensor<2>> = factors.by_ref().take(adapted.len()).collect();
     for ((_, adapter), factors) in adapted.iter_mut().zip(of_a.into_iter().zip(factors)) {
         adapter.factors = Some(factors.into());

@@ -5,8 +5,10 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
+use burn::backend::DispatchTensor;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
-use burn::tensor::{DType, Device, Gradients, Tensor};
+use burn::tensor::{DType, Device, Gradients, Shape, Tensor};
+use burn_attention::{flattened, reshaped};
 
 use crate::decoder::Layer;
 use crate::error::{Result, VlmError};
@@ -240,7 +242,7 @@ impl Vlm {
     /// The model with values in place of those of some parameters, which may be stand-ins.
     #[must_use]
     pub fn with_values(self, values: Weights) -> Self {
-        self.map(&mut Fill { values })
+        filled(self, values)
     }
 
     /// The model with stand-ins of one element for some parameters: they keep shape, type and
@@ -288,7 +290,7 @@ impl Layer {
             return Ok(Cow::Borrowed(self));
         }
         let values = walk.enter(Block::Layer(index))?;
-        let mut layer = self.clone().map(&mut Fill { values });
+        let mut layer = filled(self.clone(), values);
         prepare(layer.linears().collect(), true);
         Ok(Cow::Owned(layer))
     }
@@ -301,7 +303,7 @@ impl VisionTower {
             return Ok(Cow::Borrowed(self));
         }
         let values = walk.enter(block)?;
-        let mut tower = self.clone().map(&mut Fill { values });
+        let mut tower = filled(self.clone(), values);
         let linears = tower.linears();
         let of_block = linears.filter(|(name, _)| Block::of(&format!("visual.{name}")) == block);
         prepare(of_block.map(|(_, linear)| linear).collect(), true);
@@ -309,16 +311,49 @@ impl VisionTower {
     }
 }
 
-/// Replaces the values of parameters. Frozen ones stay so.
-struct Fill {
+/// The module with values in place of those of some parameters.
+fn filled<M: Module>(module: M, values: Weights) -> M {
+    let mut shapes = Shapes {
+        values,
+        found: Vec::new(),
+    };
+    module.visit(&mut shapes);
+    let mut ids = Vec::new();
+    let (mut values, mut shapes_of) = (Vec::new(), Vec::new());
+    for (id, value, shape) in shapes.found {
+        ids.push(id);
+        values.push(value);
+        shapes_of.push(shape);
+    }
+    let values = reshaped(values, shapes_of).expect("values of these parameters");
+    let values = ids.into_iter().zip(values).collect();
+    module.map(&mut Fill { values })
+}
+
+/// Finds the parameters that have values, and their shapes.
+struct Shapes {
     values: Weights,
+    found: Vec<(ParamId, Tensor<1>, Shape)>,
+}
+
+impl ModuleVisitor for Shapes {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(value) = self.values.remove(&param.id) {
+            self.found.push((param.id, value, param.lazy_shape()));
+        }
+    }
+}
+
+/// Replaces parameters by values in their shapes.
+struct Fill {
+    values: HashMap<ParamId, DispatchTensor>,
 }
 
 impl ModuleMapper for Fill {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         match self.values.remove(&param.id) {
             Some(value) => param.map(|tensor| {
-                let filled = Tensor::from_inner(value.reshape(tensor.dims()));
+                let filled = Tensor::from_inner(Tensor::<D>::from_dispatch(value));
                 filled.set_require_grad(tensor.is_require_grad())
             }),
             None => param,
@@ -351,18 +386,26 @@ pub(crate) fn stand_in<const D: usize>(dims: [usize; D], like: (&Device, DType))
 
 /// Passes the gradients of a module's parameters to a walk.
 pub(crate) fn collect(module: &impl Module, gradients: &mut Gradients, walk: &mut dyn Walk) {
-    module.visit(&mut Collect { gradients, walk });
+    let mut found = Collect {
+        gradients,
+        found: Vec::new(),
+    };
+    module.visit(&mut found);
+    let (ids, found): (Vec<ParamId>, Vec<DispatchTensor>) = found.found.into_iter().unzip();
+    for (id, gradient) in ids.into_iter().zip(flattened(found)) {
+        walk.add(id, gradient);
+    }
 }
 
 struct Collect<'a> {
     gradients: &'a mut Gradients,
-    walk: &'a mut dyn Walk,
+    found: Vec<(ParamId, DispatchTensor)>,
 }
 
 impl ModuleVisitor for Collect<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if let Some(gradient) = param.val().grad_remove(self.gradients) {
-            self.walk.add(param.id, flat(gradient));
+            self.found.push((param.id, gradient.into_dispatch()));
         }
     }
 }

@@ -13,8 +13,10 @@ use std::io::ErrorKind;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use burn::backend::DispatchTensor;
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{DType, Device, Tensor};
+use burn_attention::flattened;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use vlm_data::{DataPosition, Fingerprint};
@@ -561,19 +563,19 @@ pub(crate) fn expect_free(folder: &Path) -> Result<()> {
 
 /// The values of a model's trained parameters, flat and without autodiff; with `frozen`, of all.
 pub(crate) fn values(model: &Vlm, frozen: bool) -> HashMap<ParamId, Tensor<1>> {
-    struct Values(bool, HashMap<ParamId, Tensor<1>>);
+    struct Values(bool, Vec<(ParamId, DispatchTensor)>);
     impl ModuleVisitor for Values {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
             let tensor = param.val();
             if self.0 || tensor.is_require_grad() {
-                let elements = tensor.dims().iter().product::<usize>();
-                self.1.insert(param.id, tensor.inner().reshape([elements]));
+                self.1.push((param.id, tensor.inner().into_dispatch()));
             }
         }
     }
-    let mut values = Values(frozen, HashMap::new());
+    let mut values = Values(frozen, Vec::new());
     model.visit(&mut values);
-    values.1
+    let (ids, values): (Vec<ParamId>, Vec<DispatchTensor>) = values.1.into_iter().unzip();
+    ids.into_iter().zip(flattened(values)).collect()
 }
 
 /// The complete checkpoints of a folder, in the order of their steps.

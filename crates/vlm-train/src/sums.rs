@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use burn::module::ParamId;
 use burn::tensor::{DType, Tensor};
-use burn_attention::square_sums;
+use burn_attention::{divided, square_sums};
 
 /// The gradients of a batch so far, flat.
 #[derive(Clone, Debug, Default)]
@@ -45,15 +45,8 @@ pub(crate) fn joined(mut tensors: Vec<Tensor<1>>) -> Tensor<1> {
 
 /// The parts of [`joined`] tensors, of these lengths.
 pub(crate) fn parts(joined: &Tensor<1>, lengths: &[usize]) -> Vec<Tensor<1>> {
-    if lengths.len() == 1 {
-        return vec![joined.clone()];
-    }
-    let part = |start: &mut usize, length: &usize| {
-        let range = *start..*start + length;
-        *start = range.end;
-        Some(joined.clone().slice(range))
-    };
-    lengths.iter().scan(0, part).collect()
+    let shapes: Vec<[usize; 1]> = lengths.iter().map(|length| [*length]).collect();
+    divided(joined.clone(), &shapes).expect("the lengths of what was joined")
 }
 
 impl GradientSums {

@@ -251,10 +251,8 @@ pub(crate) fn base_of<const D: usize>(
 
 /// The mark of several layers with one x: [`AdapterOps::wide_linear`].
 fn mark_of(layers: usize, x: &Tensor<2>) -> Option<DispatchTensor> {
-    let device = x.device();
-    let has_graph = matches!(device.as_dispatch(), DispatchDevice::Autodiff(_));
-    let mark = || Tensor::<1>::empty([1], (&device, x.dtype())).into_dispatch();
-    (layers > 1 && has_graph).then(mark)
+    let mark = || Tensor::<1>::empty([1], (&x.device(), x.dtype())).into_dispatch();
+    (layers > 1 && x.is_autodiff()).then(mark)
 }
 
 /// As [`linear_source`](crate::linear_source), of a [`wide_linear`] layer.
