@@ -317,7 +317,7 @@ const FUNCTIONS: &[Function] = &[
     ("burn-attention flattened", |random| {
         let tensors = vec![random.tensor([2, 3]).inner(), random.tensor([4, 1]).inner()];
         let flat = flattened(tensors.into_iter().map(Tensor::into_dispatch).collect());
-        flat.iter().all(|x| x.to_data().num_elements() < 1000)
+        flat[0].dims() == [6]
     }),
     ("burn-attention divided", |random| {
         let flat = random.tensor([6]).inner();
