@@ -10,9 +10,8 @@ use rope_ascend::loader::Api;
 use rope_ascend::rope::{
     AngleGradient, AngleRows, ChannelWeights, DeltaGradient, DeltaLocal, DeltaPrepare, DeltaSizes,
     Gate, GateBackward, Heads, KernelType, Kernels, LayerKernels, LowRankTerm, MemoryPart,
-    OutputGradient,
-    NormBackward, NormBackwardTensor, NormRotation, NormTensor, Npu, Operand, Rotation, Rotator,
-    ShortConvolution, ShortConvolutionGradients, Unit, Update, UpdateFactors,
+    NormBackward, NormBackwardTensor, NormRotation, NormTensor, Npu, Operand, OutputGradient,
+    Rotation, Rotator, ShortConvolution, ShortConvolutionGradients, Unit, Update, UpdateFactors,
 };
 use rope_ascend::safe::{DeviceBuffer, DeviceMemory, Runtime, Stream};
 use rope_core::{Direction, Geometry, HeadNorm, HeadsLayout, Layout, Pairing};

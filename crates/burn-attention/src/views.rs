@@ -112,9 +112,9 @@ fn take(tensors: Vec<DispatchTensor>, views: Vec<View>) -> Vec<DispatchTensor> {
     #[cfg(feature = "remote")]
     if views.len() > 1
         && views.iter().all(|view| view.shape.num_elements() > 0)
-        && let Some(parts) = wire::take(&tensors, &views)
+        && tensors.iter().all(wire::is_served)
     {
-        return parts;
+        return wire::take(tensors, &views);
     }
     let parts = views.into_iter().map(|view| {
         let x = tensors[view.tensor].clone();
@@ -136,7 +136,7 @@ fn part<B: Backend>(x: FloatTensor<B>, view: View) -> FloatTensor<B> {
 
 #[cfg(feature = "remote")]
 pub(crate) mod wire {
-    use burn::backend::{BackendTensor, DispatchKindConversion, Remote};
+    use burn::backend::{BackendTensor, DispatchDevice, DispatchKindConversion, Remote};
     use burn_fused::{Reader, WireOp, Writer, send_all};
 
     use super::*;
@@ -190,23 +190,26 @@ pub(crate) mod wire {
         }
     }
 
-    /// The views by one operation, if a server has all tensors.
-    pub(super) fn take(tensors: &[DispatchTensor], views: &[View]) -> Option<Vec<DispatchTensor>> {
-        let tensors =
-            tensors.iter().map(
-                |x| match DispatchTensor::try_into_backend(x.clone()).ok()? {
-                    BackendTensor::<Remote>::Float(x) => Some(x),
-                    _ => None,
-                },
-            );
-        let tensors: Vec<_> = tensors.collect::<Option<_>>()?;
+    /// True for a float tensor of a server without a graph.
+    pub(super) fn is_served(x: &DispatchTensor) -> bool {
+        matches!(x.device(), DispatchDevice::Remote(_)) && x.dtype().is_float()
+    }
+
+    /// The views of served tensors by one operation. Tensors that nothing else holds end with it.
+    pub(super) fn take(tensors: Vec<DispatchTensor>, views: &[View]) -> Vec<DispatchTensor> {
+        let tensors = tensors.into_iter().map(|x| {
+            let served = DispatchTensor::try_into_backend(x).expect("a served tensor");
+            BackendTensor::<Remote>::float(served)
+        });
+        let tensors: Vec<_> = tensors.collect();
+        let types: Vec<_> = tensors.iter().map(TensorMetadata::dtype).collect();
         let outputs = views
             .iter()
-            .map(|view| (view.shape.clone(), tensors[view.tensor].dtype()));
+            .map(|view| (view.shape.clone(), types[view.tensor]));
         let outputs = outputs.collect();
         let parts = send_all(TAKE, &Views(views.to_vec()), tensors, outputs).into_iter();
         let parts = parts.map(|x| DispatchTensor::from_backend(BackendTensor::<Remote>::Float(x)));
-        Some(parts.collect())
+        parts.collect()
     }
 
     #[cfg(feature = "remote-server")]

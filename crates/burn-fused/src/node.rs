@@ -17,7 +17,17 @@ pub type Gradients<B, const N: usize> = [Option<FloatTensor<B>>; N];
 /// The function that computes gradients from the kept state and the gradient of the output.
 type Rule<B, S, const N: usize> = fn(S, FloatTensor<B>, [bool; N]) -> Gradients<B, N>;
 
-struct Node<B: Backend, S, const N: usize>(Rule<B, S, N>);
+/// As [`Rule`], from the gradient of the first parent too that siblings have computed.
+type SiblingRule<B, S, const N: usize> =
+    fn(S, FloatTensor<B>, Option<FloatTensor<B>>, [bool; N]) -> Gradients<B, N>;
+
+/// A tensor whose gradient says that one of the siblings has run.
+type Mark<B> = FloatTensor<Autodiff<B>>;
+
+enum Node<B: Backend, S, const N: usize> {
+    Alone(Rule<B, S, N>),
+    Sibling(SiblingRule<B, S, N>, Option<Mark<B>>),
+}
 
 impl<B: Backend, S, const N: usize> fmt::Debug for Node<B, S, N> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -35,52 +45,23 @@ where
     fn backward(self, ops: Ops<S, N>, grads: &mut grads::Gradients, _: &mut Checkpointer) {
         let gradient = grads.consume::<B>(&ops.node);
         let wanted = ops.parents.each_ref().map(Option::is_some);
-        let gradients = (self.0)(ops.state, gradient, wanted);
-        for (node, gradient) in ops.parents.into_iter().zip(gradients) {
-            if let (Some(node), Some(gradient)) = (node, gradient) {
-                grads.register::<B>(node.id, gradient);
+        let gradients = match self {
+            Self::Alone(rule) => rule(ops.state, gradient, wanted),
+            Self::Sibling(rule, mark) => {
+                // The gradient of a leaf stays registered, so its terms are summed there.
+                let shared = ops.parents[0].as_ref();
+                let shared = shared.filter(|parent| !parent.parents.is_empty());
+                let earlier = mark.zip(shared).and_then(|(mark, parent)| {
+                    // Each pass has gradients of its own, in which the first sibling sets the mark.
+                    if grads.get::<B>(&mark).is_some() {
+                        return Some(grads.consume::<B>(parent));
+                    }
+                    grads.register::<B>(mark.id(), mark.into_primitive());
+                    None
+                });
+                rule(ops.state, gradient, earlier, wanted)
             }
-        }
-    }
-}
-
-/// The function that also gets the gradient of the first parent that siblings have computed.
-type SiblingRule<B, S, const N: usize> =
-    fn(S, FloatTensor<B>, Option<FloatTensor<B>>, [bool; N]) -> Gradients<B, N>;
-
-struct Sibling<B: Backend, S, const N: usize> {
-    rule: SiblingRule<B, S, N>,
-    mark: Option<FloatTensor<Autodiff<B>>>,
-}
-
-impl<B: Backend, S, const N: usize> fmt::Debug for Sibling<B, S, N> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(std::any::type_name::<S>())
-    }
-}
-
-impl<B, S, const N: usize> Backward<B, N> for Sibling<B, S, N>
-where
-    B: Backend,
-    S: Clone + Send + fmt::Debug + 'static,
-{
-    type State = S;
-
-    fn backward(self, ops: Ops<S, N>, grads: &mut grads::Gradients, _: &mut Checkpointer) {
-        let gradient = grads.consume::<B>(&ops.node);
-        let wanted = ops.parents.each_ref().map(Option::is_some);
-        // The gradient of a leaf stays registered, so its terms are summed there.
-        let shared = ops.parents[0].as_ref();
-        let shared = shared.filter(|parent| !parent.parents.is_empty());
-        let earlier = self.mark.zip(shared).and_then(|(mark, parent)| {
-            // Each backward pass has gradients of its own, in which the first sibling sets the mark.
-            if grads.get::<B>(&mark).is_some() {
-                return Some(grads.consume::<B>(parent));
-            }
-            grads.register::<B>(mark.id(), mark.into_primitive());
-            None
-        });
-        let gradients = (self.rule)(ops.state, gradient, earlier, wanted);
+        };
         for (node, gradient) in ops.parents.into_iter().zip(gradients) {
             if let (Some(node), Some(gradient)) = (node, gradient) {
                 grads.register::<B>(node.id, gradient);
@@ -110,7 +91,7 @@ where
     C: CheckpointStrategy,
     S: Clone + Send + fmt::Debug + 'static,
 {
-    register::<B, C, _, N>(Node(backward), parents, kept, forward)
+    register::<B, C, S, N>(Node::Alone(backward), parents, kept, forward)
 }
 
 /// As [`node`], for one of several operations on the first parent. `mark` is an untracked tensor
@@ -128,12 +109,11 @@ where
     C: CheckpointStrategy,
     S: Clone + Send + fmt::Debug + 'static,
 {
-    let rule = backward;
-    register::<B, C, _, N>(Sibling { rule, mark }, parents, kept, forward)
+    register::<B, C, S, N>(Node::Sibling(backward, mark), parents, kept, forward)
 }
 
 fn register<B, C, S, const N: usize>(
-    operation: impl Backward<B, N, State = S>,
+    operation: Node<B, S, N>,
     parents: [NodeGuard; N],
     kept: S,
     forward: impl FnOnce(S) -> FloatTensor<B>,

@@ -335,9 +335,9 @@ impl Layer {
         trace: &mut Trace,
     ) -> Result<Tensor<3>> {
         trace.record(|| format!("norm.{index}.mlp"), &normalised);
-        match &self.post_mlp_layernorm {
+        match self.post_mlp_layernorm {
             None => self.mlp.forward_onto(hidden, normalised, common),
-            Some(norm) => Ok(hidden + norm.forward(self.mlp.forward(normalised, common)?)?),
+            Some(_) => Ok(hidden + self.changed(self.mlp.forward(normalised, common)?)?),
         }
     }
 
@@ -387,17 +387,6 @@ impl Layer {
         Ok(source.with(hidden, gradient)?)
     }
 
-    /// The sum with what is mixed of the input, and the input of the feed-forward network.
-    pub(crate) fn attended(
-        &self,
-        hidden: Tensor<3>,
-        common: Common,
-        index: usize,
-        trace: &mut Trace,
-    ) -> Result<(Tensor<3>, Tensor<3>)> {
-        self.summed(hidden, common, None, index, trace)
-    }
-
     /// The normalised input, of what mixes tokens.
     pub(crate) fn input(
         &self,
@@ -410,8 +399,8 @@ impl Layer {
         Ok(normalised)
     }
 
-    /// As [`attended`](Self::attended), with a cache.
-    fn summed(
+    /// The sum with what is mixed of the input, and the input of the feed-forward network.
+    pub(crate) fn summed(
         &self,
         hidden: Tensor<3>,
         common: Common,

@@ -68,8 +68,9 @@ impl DeltaAttention {
         }
     }
 
-    /// The outputs of the rule, and the gate on them. `common.recurrence` is that of the tokens of a prompt or step; `None` means one more
-    /// token in each row, whose cache has the convolution's last inputs and the state.
+    /// The outputs of the rule, and the gate on them. `common.recurrence` is that of the tokens of a
+    /// prompt or step; `None` means one more token in each row, whose cache has the convolution's
+    /// last inputs and the state.
     pub(crate) fn forward(
         &self,
         hidden: Tensor<3>,
@@ -153,8 +154,7 @@ impl DeltaAttention {
         weight.reshape([self.config.channels(), self.config.taps])
     }
 
-    /// The output, from that of the rule and the gate on it.
-    /// The output of what [`forward`](Self::forward) returns, or its sum with y.
+    /// The output, from those of the rule and the gate on them, or its sum with y.
     pub(crate) fn output(
         &self,
         y: Option<Tensor<3>>,

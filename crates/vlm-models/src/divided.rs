@@ -231,7 +231,7 @@ impl Layer {
         trace: &mut Trace,
         walk: &mut dyn Walk,
     ) -> Result<Tensor<3>> {
-        let (hidden, normalised) = self.attended(hidden, common, index, trace)?;
+        let (hidden, normalised) = self.summed(hidden, common, None, index, trace)?;
         trace.record(|| format!("norm.{index}.mlp"), &normalised);
         let network = self.divided()?;
         let routed = network.route(normalised.clone(), common)?;
@@ -257,7 +257,7 @@ impl Layer {
     ) -> Result<Option<Tensor<3>>> {
         let network = self.divided()?;
         let (hidden, normalised) =
-            self.attended(input.clone(), common, index, &mut Trace::off())?;
+            self.summed(input.clone(), common, None, index, &mut Trace::off())?;
         let x = leaf(normalised.clone(), true);
         let routed = network.route(x.clone(), common)?;
         let rows = routed.rows(x.clone())?;

@@ -147,7 +147,8 @@ impl<B: GatedLinearOps, C: CheckpointStrategy> GatedLinearOps for Autodiff<B, C>
 /// use burn::tensor::{Device, Tensor};
 ///
 /// let device = Device::flex();
-/// let [gate, up, weight, y] = [100.0, 0.02, 3.0, 1.0].map(|x| Tensor::<2>::from_floats([[x]], &device));
+/// let of = |x| Tensor::<2>::from_floats([[x]], &device);
+/// let [gate, up, weight, y] = [100.0, 0.02, 3.0, 1.0].map(of);
 /// let sum = burn_attention::gated_linear(gate, up, weight, Some(y))?;
 /// assert_eq!(sum.into_scalar::<f32>(), 7.0);
 /// # Ok::<(), burn_attention::AttentionError>(())
