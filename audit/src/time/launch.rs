@@ -321,11 +321,11 @@ impl Bench {
                     .square_sums(ELEMENTS, CHUNK, (element, part(&**a)), part(sums))?;
             }
             Work::ShortConvolution => {
-                let request = convolution(element, &**a, &self.weights, &self.rows);
+                let request = convolution(element, a, &self.weights, &self.rows);
                 self.layers.short_convolution(request, part(&mut **b))?;
             }
             Work::ShortConvolutionBackward => {
-                let request = convolution(element, &**a, &self.weights, &self.rows);
+                let request = convolution(element, a, &self.weights, &self.rows);
                 let gradients = ShortConvolutionGradients {
                     gradient: part(&**b),
                     x_gradient: part(&mut **c),
